@@ -1,0 +1,482 @@
+"""Datapoints with identical history are one cohort, so a decision costs cohorts, not datapoints or releases.
+
+A `History` is what was ever released about a datapoint: committed sums and open holds, per ledger. `Cohorts`
+says which datapoints share which history; it is derived from the charge log and knows no budget.
+
+Who is in a cohort is kept in one of two forms, which nothing but speed and memory tells apart:
+
+- **bitmaps**: a roaring bitmap per cohort. Ranges and blocks stay compressed, whatever the population's size.
+- **dense**: a label per datapoint, in chunks. A touched datapoint costs the same however many cohorts.
+
+A population starts with bitmaps and changes to labels, for good, when it has more than
+`SCATTERED_CONTAINERS_PER_BLOCK` scattered containers per block of 65,536 ordinals. A roaring bitmap keeps one
+container for every block in which it has members; one that is not a list of runs is *scattered*: splitting it
+costs 1 to 10 µs, where labels cost about 12 ns per touched datapoint. For a random tenth of the population
+that is the same at about 12 containers per block (for a hundredth at 4, for half at 200), and from 16 on
+bitmaps no longer stay below 2 bytes a datapoint. A range of three or more datapoints scatters nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from operator import lt
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+from pyroaring import BitMap, FrozenBitMap
+
+from accountant.errors import InvalidInput, UnknownRelease
+from accountant.units import whole
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from accountant.filters import Cost
+
+#: Sums per ledger, sorted by ledger: "" is the lifelong ledger, a task's own ledger has the task's name.
+Spending: TypeAlias = "tuple[tuple[str, Cost], ...]"
+Scope: TypeAlias = BitMap | FrozenBitMap
+Representation: TypeAlias = Literal["bitmaps", "dense"]
+
+MAX_DATAPOINTS: Final = 2**32
+SCATTERED_CONTAINERS_PER_BLOCK: Final = 16
+CHUNK: Final = 2**20
+_BLOCK: Final = 2**16
+_MIN_SPARE_LABELS: Final = 64
+_DIGEST_MODULUS: Final = 2**256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """An open hold: it counts in full until its release is committed, voided or expires."""
+
+    release: str
+    spending: Spending
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What was ever released about each datapoint of a cohort; equal whatever the order it happened in.
+
+    `digest` sums a token per committed hold, so that datapoints which different charges of the same price
+    touched stay apart. A collision would only join cohorts that have spent the same.
+    """
+
+    committed: Spending = ()
+    holds: tuple[Hold, ...] = ()
+    digest: int = 0
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Tokens suffice. Histories are looked up often, and hashing their sums would cost more than a split.
+        object.__setattr__(self, "_hash", hash((self.digest, *[hold.token for hold in self.holds])))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def hold(self, release: str, spending: Spending, touch: bytes) -> History:
+        """With one more open hold; `touch` says which charges of the release touch these datapoints."""
+        if self.has_hold(release):
+            raise InvalidInput("release", release, "a release without an open hold")
+        added = _new_hold(release, spending, touch)
+        position = bisect(self.holds, release, key=lambda hold: hold.release)
+        holds = (*self.holds[:position], added, *self.holds[position:])
+        return History(committed=self.committed, holds=holds, digest=self.digest)
+
+    def commit(self, release: str) -> History:
+        """The open hold becomes spent; expiry is the same, because an unknown outcome is spent."""
+        hold, others = self._without(release)
+        sums = dict(self.committed)
+        for ledger, cost in hold.spending:
+            sums[ledger] = sums[ledger] + cost if ledger in sums else cost
+        # By ledger alone: a cost has no order.
+        committed = tuple(sorted(sums.items(), key=lambda entry: entry[0]))
+        return History(committed=committed, holds=others, digest=(self.digest + hold.token) % _DIGEST_MODULUS)
+
+    def void(self, release: str) -> History:
+        """As if the hold had never been: nothing left the trusted side."""
+        return History(committed=self.committed, holds=self._without(release)[1], digest=self.digest)
+
+    def has_hold(self, release: str) -> bool:
+        """Whether the release is held, neither committed nor voided."""
+        return any(hold.release == release for hold in self.holds)
+
+    def committed_in(self, ledger: str) -> Cost | None:
+        """What is spent in the ledger; None if nothing ever was."""
+        return dict(self.committed).get(ledger)
+
+    def held_in(self, ledger: str) -> Cost | None:
+        """What the open holds keep in the ledger, summed anew and never subtracted; None if nothing."""
+        total: Cost | None = None
+        for hold in self.holds:
+            cost = dict(hold.spending).get(ledger)
+            if cost is not None:
+                total = cost if total is None else total + cost
+        return total
+
+    def _without(self, release: str) -> tuple[Hold, tuple[Hold, ...]]:
+        for position, hold in enumerate(self.holds):
+            if hold.release == release:
+                return hold, self.holds[:position] + self.holds[position + 1 :]
+        raise UnknownRelease(release)
+
+
+@lru_cache(maxsize=64)  # a charge makes the same hold in every cohort it touches
+def _new_hold(release: str, spending: Spending, touch: bytes) -> Hold:
+    ledgers = [ledger for ledger, _ in spending]
+    if not all(map(lt, ledgers, ledgers[1:])):
+        raise InvalidInput("spending", ledgers, "ledgers that are sorted and different")
+    name = release.encode()
+    token = int.from_bytes(sha256(len(name).to_bytes(8) + name + touch).digest())
+    return Hold(release=release, spending=spending, token=token)
+
+
+UNTOUCHED: Final = History()
+Transition: TypeAlias = Callable[[History], History]
+
+
+class Cohorts:
+    """The datapoints of a population by history: each is in exactly one cohort, and no cohort is empty.
+
+    Ordinals count from 0 in order of arrival. Cohorts come in the same order in both representations, and
+    again when the same operations are repeated.
+    """
+
+    def __init__(self, count: int = 0, *, representation: Representation | Literal["automatic"] = "automatic") -> None:
+        """`count` untouched datapoints; a representation that is named is kept for good."""
+        if representation not in {"automatic", "bitmaps", "dense"}:
+            raise InvalidInput("representation", representation, "automatic, bitmaps or dense")
+        self._size = 0
+        self._may_switch = representation == "automatic"
+        self._form: _Bitmaps | _Labels = _Labels() if representation == "dense" else _Bitmaps()
+        self.extend(count)
+
+    @property
+    def size(self) -> int:
+        """The number of datapoints."""
+        return self._size
+
+    @property
+    def representation(self) -> Representation:
+        """Which form is in use."""
+        return self._form.name
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes say who is in which cohort; the histories come on top."""
+        return self._form.nbytes()
+
+    def __len__(self) -> int:
+        """The number of cohorts."""
+        return len(self._form.cohorts)
+
+    def items(self) -> Iterator[tuple[History, FrozenBitMap]]:
+        """Every cohort's history and members; with labels this reads every datapoint."""
+        return iter(self._form.items())
+
+    def history(self, ordinal: int) -> History:
+        """What was ever released about one datapoint."""
+        if not self._size:
+            raise InvalidInput("ordinal", ordinal, "a datapoint of the population, which is empty")
+        return self._form.history(whole("ordinal", ordinal, least=0, most=self._size - 1))
+
+    def extend(self, count: int) -> None:
+        """Add `count` datapoints about which nothing was released."""
+        count = whole("count", count, least=0, most=MAX_DATAPOINTS - self._size)
+        if count:
+            self._form.extend(self._size, self._size + count)
+            self._size += count
+
+    def touched(self, scope: Scope) -> list[tuple[History, int]]:
+        """The history of every cohort that the scope meets, and how many datapoints of the scope it has."""
+        overlaps = self._form.overlaps(self._checked(scope))
+        return [(history, sum(counts)) for history, _, counts in overlaps]
+
+    def members(self, scope: Scope, histories: Collection[History]) -> BitMap:
+        """The datapoints of the scope that have one of these histories: what a trim takes out."""
+        return self._form.members(self._checked(scope), [h for h in histories if h in self._form.cohorts])
+
+    def charge(self, scope: Scope, transition: Transition) -> None:
+        """Give every datapoint of the scope the history that `transition` makes of its own.
+
+        A cohort partly in the scope is split, one wholly in it is only renamed, and cohorts whose histories
+        become equal are joined. If `transition` raises, nothing has changed.
+        """
+        self._form.charge(self._checked(scope), transition)
+        if self._may_switch and isinstance(self._form, _Bitmaps) and self._form.is_fragmented(self._size):
+            self._form = _Labels.of(self._form.cohorts, self._size)
+
+    def resolve(self, release: str, transition: Transition) -> None:
+        """Apply `transition` wherever the release is held, and join cohorts whose histories become equal.
+
+        If `transition` raises, nothing has changed.
+        """
+        self._form.resolve(release, transition)
+
+    def _checked(self, scope: Scope) -> Scope:
+        if not isinstance(scope, BitMap | FrozenBitMap) or scope.copy_on_write:
+            raise InvalidInput("scope", scope, "a bitmap of ordinals, without copy_on_write")
+        if scope and scope.max() >= self._size:
+            raise InvalidInput("scope", scope.max(), f"ordinals below the population's size, {self._size}")
+        return scope
+
+
+Part = TypeVar("Part")  # how a form says which datapoints a cohort has
+_Overlaps: TypeAlias = list[tuple[History, Part, list[int]]]
+_Pieces: TypeAlias = list[tuple[Part, Part | None]]
+
+
+class _Form(ABC, Generic[Part]):
+    """Which cohorts go where is the same in both forms; how members are cut and joined is not."""
+
+    def __init__(self) -> None:
+        self.cohorts: dict[History, Part] = {}
+
+    @abstractmethod
+    def overlaps(self, scope: Scope) -> _Overlaps[Part]:
+        """The cohorts that the scope meets, with the number of its datapoints in each piece of the part."""
+
+    @abstractmethod
+    def split(self, scope: Scope, parts: list[tuple[Part, list[int]]]) -> _Pieces[Part]:
+        """What of each part, given with its overlap, is inside the scope, and what, if any, is outside."""
+
+    @abstractmethod
+    def join(self, parts: list[Part]) -> Part:
+        """The datapoints of all parts."""
+
+    def charge(self, scope: Scope, transition: Transition) -> None:
+        moves = [
+            (old, new, (part, counts)) for old, part, counts in self.overlaps(scope) if (new := transition(old)) != old
+        ]
+        pieces = self.split(scope, [cut for _, _, cut in moves])
+        # All leave before any arrives: the new history of one cohort may be the old one of another.
+        for (old, _, _), (_, outside) in zip(moves, pieces, strict=True):
+            if outside is None:
+                del self.cohorts[old]
+            else:
+                self.cohorts[old] = outside
+        self._arrive((new, inside) for (_, new, _), (inside, _) in zip(moves, pieces, strict=True))
+
+    def resolve(self, release: str, transition: Transition) -> None:
+        moves = [(old, transition(old)) for old in self.cohorts if old.has_hold(release)]
+        self._arrive([(new, self.cohorts.pop(old)) for old, new in moves])
+
+    def _arrive(self, arrivals: Iterable[tuple[History, Part]]) -> None:
+        meeting: dict[History, list[Part]] = {}
+        for history, part in arrivals:
+            meeting.setdefault(history, []).append(part)
+        for history, parts in meeting.items():
+            if history in self.cohorts:
+                parts.append(self.cohorts[history])
+            self.cohorts[history] = parts[0] if len(parts) == 1 else self.join(parts)
+
+
+class _Bitmaps(_Form[FrozenBitMap]):
+    """A part is the bitmap of its members."""
+
+    name: Final = "bitmaps"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scattered = 0  # kept by differences, so that a charge looks only at the cohorts it splits
+
+    def is_fragmented(self, size: int) -> bool:
+        return self._scattered > SCATTERED_CONTAINERS_PER_BLOCK * -(-size // _BLOCK)
+
+    def nbytes(self) -> int:
+        return sum(members.__sizeof__() for members in self.cohorts.values())
+
+    def items(self) -> list[tuple[History, FrozenBitMap]]:
+        return list(self.cohorts.items())
+
+    def history(self, ordinal: int) -> History:
+        return next(history for history, members in self.cohorts.items() if ordinal in members)
+
+    def extend(self, start: int, stop: int) -> None:
+        members = FrozenBitMap(range(start, stop))
+        self._scattered += _scattered(members)
+        self._arrive([(UNTOUCHED, members)])
+
+    def overlaps(self, scope: Scope) -> _Overlaps[FrozenBitMap]:
+        return [
+            (history, members, [count])
+            for history, members in self.cohorts.items()
+            if (count := members.intersection_cardinality(scope))
+        ]
+
+    def members(self, scope: Scope, histories: list[History]) -> BitMap:
+        return BitMap().union(*[self.cohorts[history] & scope for history in histories])
+
+    def split(self, scope: Scope, parts: list[tuple[FrozenBitMap, list[int]]]) -> _Pieces[FrozenBitMap]:
+        pieces: _Pieces[FrozenBitMap] = []
+        for members, counts in parts:
+            if counts == [len(members)]:
+                pieces.append((members, None))
+            else:
+                inside = members & scope
+                outside = members - inside
+                self._scattered += _scattered(inside) + _scattered(outside) - _scattered(members)
+                pieces.append((inside, outside))
+        return pieces
+
+    def join(self, parts: list[FrozenBitMap]) -> FrozenBitMap:
+        joined = parts[0].union(*parts[1:])
+        joined.run_optimize()  # what a voided hold had scattered becomes the range that it was
+        self._scattered += _scattered(joined) - sum(map(_scattered, parts))
+        return joined
+
+
+def _scattered(members: FrozenBitMap) -> int:
+    statistics = members.get_statistics()
+    return statistics["n_containers"] - statistics["n_run_containers"]
+
+
+class _Labels(_Form[list[int]]):
+    """A part is a list of labels, so that joining cohorts joins lists and rewrites no datapoint."""
+
+    name: Final = "dense"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunks: list[NDArray[np.uint32]] = []  # a label per datapoint
+        self._sizes: list[int] = []  # datapoints per label
+
+    @classmethod
+    def of(cls, cohorts: dict[History, FrozenBitMap], size: int) -> _Labels:
+        """The same cohorts, in the same order."""
+        form = cls()
+        form.cohorts = {history: [label] for label, history in enumerate(cohorts)}
+        form._sizes = [len(members) for members in cohorts.values()]
+        form._grow(0, size, label=0)
+        for label, members in enumerate(cohorts.values()):
+            for _, chunk, places in form._visits(members):
+                chunk[places] = label
+        return form
+
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self._chunks)
+
+    def items(self) -> list[tuple[History, FrozenBitMap]]:
+        cohort_of_label = self._cohort_of_label()
+        members = [BitMap() for _ in self.cohorts]
+        for index, chunk in enumerate(self._chunks):
+            cohorts = cohort_of_label.take(chunk)
+            if len(members) <= _BLOCK:
+                cohorts = cohorts.astype(np.uint16)  # sorted by radix, five times faster
+            ordinals = (np.argsort(cohorts, kind="stable") + index * CHUNK).astype(np.uint32)
+            stops = np.cumsum(np.bincount(cohorts))
+            for cohort, some in enumerate(np.split(ordinals, stops[:-1])):
+                if some.size:
+                    members[cohort] |= _bitmap(some)
+        return [(history, FrozenBitMap(some)) for history, some in zip(self.cohorts, members, strict=True)]
+
+    def history(self, ordinal: int) -> History:
+        label = int(self._chunks[ordinal // CHUNK][ordinal % CHUNK])
+        return next(history for history, labels in self.cohorts.items() if label in labels)
+
+    def extend(self, start: int, stop: int) -> None:
+        if UNTOUCHED not in self.cohorts:
+            self.cohorts[UNTOUCHED] = [self._new_label()]
+        label = self.cohorts[UNTOUCHED][0]
+        self._sizes[label] += stop - start
+        self._grow(start, stop, label=label)
+
+    def overlaps(self, scope: Scope) -> _Overlaps[list[int]]:
+        tally = np.zeros(len(self._sizes), dtype=np.int64)
+        for _, chunk, places in self._visits(scope):
+            in_chunk = np.bincount(chunk[places])
+            tally[: len(in_chunk)] += in_chunk
+        count_of: list[int] = tally.tolist()
+        return [
+            (history, labels, counts)
+            for history, labels in self.cohorts.items()
+            if any(counts := [count_of[label] for label in labels])
+        ]
+
+    def members(self, scope: Scope, histories: list[History]) -> BitMap:
+        wanted = np.zeros(len(self._sizes), dtype=np.bool_)
+        wanted[[label for history in histories for label in self.cohorts[history]]] = True
+        found = BitMap()
+        for ordinals, chunk, places in self._visits(scope):
+            found |= _bitmap(_numbers(ordinals)[wanted.take(chunk[places])])
+        return found
+
+    def split(self, scope: Scope, parts: list[tuple[list[int], list[int]]]) -> _Pieces[list[int]]:
+        pieces: _Pieces[list[int]] = []
+        target: dict[int, int] = {}
+        for labels, counts in parts:
+            overlap = zip(labels, counts, strict=True)
+            outside = {label: count for label, count in overlap if count < self._sizes[label]}
+            inside = [label for label in labels if label not in outside] or [self._new_label()]
+            for label, count in outside.items():
+                if count:
+                    target[label] = inside[0]
+                    self._sizes[label] -= count
+                    self._sizes[inside[0]] += count
+            pieces.append((inside, list(outside) or None))
+        if target:
+            relabelled = np.arange(len(self._sizes), dtype=np.uint32)
+            relabelled[list(target)] = list(target.values())
+            for _, chunk, places in self._visits(scope):
+                chunk[places] = relabelled.take(chunk[places])
+        return pieces
+
+    def join(self, parts: list[list[int]]) -> list[int]:
+        return [label for part in parts for label in part]
+
+    def _arrive(self, arrivals: Iterable[tuple[History, list[int]]]) -> None:
+        super()._arrive(arrivals)
+        # Joined cohorts leave spare labels. Rewriting all labels costs about 2 ns a datapoint, making a label
+        # at least 2 µs: with a spare per 1,024 datapoints, rewriting is cheaper than what made it due.
+        spare = max(_MIN_SPARE_LABELS, sum(self._sizes) // 1024)
+        if len(self._sizes) > 2 * len(self.cohorts) + spare:
+            cohort_of_label = self._cohort_of_label()
+            for chunk in self._chunks:
+                chunk[:] = cohort_of_label.take(chunk)
+            self._sizes = [sum(self._sizes[label] for label in labels) for labels in self.cohorts.values()]
+            self.cohorts = {history: [cohort] for cohort, history in enumerate(self.cohorts)}
+
+    def _cohort_of_label(self) -> NDArray[np.uint32]:
+        cohorts = np.zeros(len(self._sizes), dtype=np.uint32)
+        for cohort, labels in enumerate(self.cohorts.values()):
+            cohorts[labels] = cohort
+        return cohorts
+
+    def _new_label(self) -> int:
+        self._sizes.append(0)
+        return len(self._sizes) - 1
+
+    def _grow(self, start: int, stop: int, *, label: int) -> None:
+        while start < stop:
+            filled = [self._chunks.pop()] if start % CHUNK else []
+            count = min(CHUNK - start % CHUNK, stop - start)
+            self._chunks.append(np.concatenate([*filled, np.full(count, label, dtype=np.uint32)]))
+            start += count
+
+    def _visits(self, scope: Scope) -> Iterator[tuple[Scope, NDArray[np.uint32], slice | NDArray[np.intp]]]:
+        """For each chunk that the scope meets: the ordinals, the chunk, and their places in the chunk."""
+        for index, chunk in enumerate(self._chunks):
+            start = index * CHUNK
+            ordinals = scope & BitMap(range(start, start + len(chunk)))
+            if ordinals:
+                first, stop = ordinals.min() - start, ordinals.max() - start + 1
+                if len(ordinals) == stop - first:
+                    yield ordinals, chunk, slice(first, stop)
+                else:
+                    yield ordinals, chunk, _numbers(ordinals.shift(-start)).astype(np.intp)
+
+
+# Measured: by way of array.array is 10 to 100 times faster than by iterating or from a numpy array.
+def _numbers(ordinals: Scope) -> NDArray[np.uint32]:
+    return np.frombuffer(ordinals.to_array(), dtype=np.uint32)
+
+
+def _bitmap(numbers: NDArray[np.uint32]) -> BitMap:
+    return BitMap(array("I", numbers.tobytes()))

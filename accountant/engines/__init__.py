@@ -1,0 +1,70 @@
+"""Event → bounds on ε. Engines see leaves with their counts, never a loop over repetitions.
+
+An engine takes (event, delta, adjacency) and returns an interval that holds the true ε. `account` intersects what all
+engines say: each is a proof, so the smallest upper bound and the largest lower bound both hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from accountant.engines import closed_form, rdp
+from accountant.engines.closed_form import Interval
+from accountant.events import Adjacency, Event, adjacency_of
+from accountant.units import POSITIVE_FAILURE_PROBABILITY, real
+
+Engine: TypeAlias = Callable[[Event, float, Adjacency], Interval]
+
+
+def _closed_form(event: Event, delta: float, adjacency: Adjacency) -> Interval:
+    return closed_form.bracket(event, delta=delta, adjacency=adjacency)
+
+
+def _rdp(event: Event, delta: float, adjacency: Adjacency) -> Interval:
+    return Interval(0.0, rdp.epsilon(event, delta=delta, adjacency=adjacency))
+
+
+#: Every engine with the version of its proofs; a stored number names both.
+ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({"closed_form": _closed_form, "rdp": _rdp})
+VERSIONS: Final[Mapping[str, str]] = MappingProxyType({"closed_form": "1", "rdp": "1"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The true ε of an event at `delta` lies in [lower, upper].
+
+    `upper` already contains conversion, quadrature and floating-point error, so it may be promised. `engine` is the
+    one that proved it.
+    """
+
+    lower: float
+    upper: float
+    delta: float
+    adjacency: Adjacency
+    engine: str
+    version: str
+
+
+def account(event: Event, *, delta: float, adjacency: Adjacency = "add_remove") -> Account:
+    """Bounds on the ε of `event` at `delta`, by the tightest engine.
+
+    >>> from accountant.events import Gaussian
+    >>> account(Gaussian(noise_multiplier=3.7306), delta=1e-5)  # doctest: +ELLIPSIS
+    Account(lower=1.0000..., upper=1.0000..., delta=1e-05, adjacency='add_remove', engine='closed_form', version='1')
+    """
+    delta = real("delta", delta, POSITIVE_FAILURE_PROBABILITY)
+    adjacency = adjacency_of(adjacency)
+    answers = {name: engine(event, delta, adjacency) for name, engine in ENGINES.items()}
+    best = min(answers, key=lambda name: answers[name].upper)
+    upper = answers[best].upper
+    return Account(
+        lower=min(upper, max(answer.lower for answer in answers.values())),
+        upper=upper,
+        delta=delta,
+        adjacency=adjacency,
+        engine=best,
+        version=VERSIONS[best],
+    )

@@ -1,0 +1,377 @@
+"""Rényi differential privacy: event → curve, curve → ε.
+
+`curve` gives a ρ(α) that is at least D_α of every pair of neighbours in both directions, for each finite order, with
+the loss at order ∞ (pure ε) and an explicit δ for approximate parts beside it: the event is δ-approximately
+(α, ρ(α))-RDP for all orders at once (docs/accounting.md, T4). Composition adds all three (Mironov 2017, Proposition 1).
+
+Every formula is written without cancellation, so a ρ has full relative precision also where it is tiny;
+`accountant.units.RELATIVE_MARGIN` covers what double precision loses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final, TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from accountant import partition
+from accountant.events import (
+    ZCDP,
+    Adjacency,
+    ApproxDP,
+    Event,
+    Gaussian,
+    L2Laplace,
+    Laplace,
+    Leaf,
+    NonPrivate,
+    PartitionSelection,
+    PoissonSampled,
+    PureDP,
+    counted,
+)
+from accountant.units import RELATIVE_MARGIN, exact
+
+Orders: TypeAlias = tuple[float, ...]
+Floats: TypeAlias = NDArray[np.float64]
+
+#: Where `epsilon` looks for the best order. Any grid is sound; a finer one is tighter.
+ORDERS: Final[Orders] = (
+    *(1 + step / 20 for step in range(1, 20)),
+    *(2 + step / 4 for step in range(8)),
+    *map(float, range(4, 64)),
+    *map(float, (72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024)),
+)
+
+_LEAST_SIGMA: Final = 1e-6  # below it sampling is not counted, and no exponent overflows
+_MAX_NODES: Final = 2**17  # of one quadrature
+_QUADRATURE_EXPONENT: Final = 90.0  # quadrature error is e^-90 of the integral's scale
+_TAIL_EXPONENT: Final = 700.0  # truncated tails are e^-700 of theirs
+_WIDTH: Final = 39.0  # in standard deviations: 39²/2 − 700 leaves e^60 for polynomial factors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """ρ per finite order, the pure ε at order ∞ (`None`: there is none), and the δ of approximate parts."""
+
+    rho: Floats
+    pure: Fraction | None
+    delta: Fraction
+
+
+def curve(event: Event, orders: Orders, adjacency: Adjacency) -> Curve:
+    """The curve of a whole tree: the sum over its leaves, the same to the last digit in whatever order they stand."""
+    parts = [_times(_leaf_curve(leaf, orders, adjacency), times) for leaf, times in counted(event).items()]
+    pures = [part.pure for part in parts]
+    return Curve(
+        rho=np.array([_sum([float(part.rho[place]) for part in parts]) for place in range(len(orders))]),
+        pure=None if None in pures else sum((pure for pure in pures if pure is not None), Fraction(0)),
+        delta=sum((part.delta for part in parts), Fraction(0)),
+    )
+
+
+def _sum(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
+
+
+def epsilon(event: Event, *, delta: float, adjacency: Adjacency) -> float:
+    """The smallest ε that the curve proves at `delta`, rounded up.
+
+    The conversion of Canonne, Kamath & Steinke 2020 (Proposition 12), best over `ORDERS`:
+    ε = ρ + ln(1 − 1/α) − (ln δ + ln α) / (α − 1), with δ less the approximate parts.
+    """
+    cost = curve(event, ORDERS, adjacency)
+    spare = exact(delta) - cost.delta
+    if spare < 0:
+        return math.inf
+    candidates = [math.inf]
+    if cost.pure is not None:
+        candidates.append(_up(cost.pure))
+    if spare > 0:
+        alpha = np.array(ORDERS)
+        log_delta = math.log(spare)
+        terms = np.log1p(-1 / alpha), -(log_delta + np.log(alpha)) / (alpha - 1)
+        slack = RELATIVE_MARGIN * (cost.rho + sum(map(np.abs, terms)))
+        candidates.append(float(np.min(cost.rho + sum(terms) + slack)))
+    return max(0.0, min(candidates))
+
+
+@lru_cache(maxsize=4096)
+def _leaf_curve(leaf: Leaf, orders: Orders, adjacency: Adjacency) -> Curve:
+    alpha = np.array(orders)
+    sensitivity = 2 if adjacency == "replace_one" else 1  # in units of C, for what is relative to C
+    with np.errstate(over="ignore", divide="ignore"):
+        match leaf:
+            case Gaussian():
+                return _without_pure(alpha / 2 * np.square(sensitivity / np.float64(leaf.noise_multiplier)))
+            case ZCDP():
+                rho = alpha * leaf.rho
+                return _without_pure(rho) if leaf.rho else _nothing(orders)
+            case Laplace():
+                shift = sensitivity / exact(leaf.scale)
+                return Curve(rho=_laplace(alpha, _float(shift)), pure=shift, delta=Fraction(0))
+            case L2Laplace():
+                return randomised_response(alpha, sensitivity / exact(leaf.scale))
+            case PureDP():
+                return randomised_response(alpha, exact(leaf.epsilon))
+            case ApproxDP():
+                return randomised_response(alpha, exact(leaf.epsilon), delta=exact(leaf.delta))
+            case PartitionSelection():
+                # Under replace_one two labels change, each by one unit: two independent mechanisms.
+                delta = Fraction(partition.exact_delta(epsilon=leaf.epsilon, delta=leaf.delta))
+                one = randomised_response(alpha, exact(leaf.epsilon), delta=delta)
+                return _times(one, sensitivity)
+            case PoissonSampled():
+                return _poisson_sampled(leaf, orders, adjacency)
+            case NonPrivate():
+                return _without_pure(np.full(len(orders), math.inf))
+            case _:
+                assert_never(leaf)
+
+
+def _nothing(orders: Orders) -> Curve:
+    return Curve(rho=np.zeros(len(orders)), pure=Fraction(0), delta=Fraction(0))
+
+
+def _without_pure(rho: Floats) -> Curve:
+    return Curve(rho=rho, pure=None, delta=Fraction(0))
+
+
+def _times(one: Curve, times: int) -> Curve:
+    with np.errstate(over="ignore"):  # beyond the largest float is infinite
+        rho = times * one.rho
+    return Curve(rho=rho, pure=None if one.pure is None else times * one.pure, delta=times * one.delta)
+
+
+def _up(value: Fraction) -> float:
+    number = _float(value)
+    return number if number == math.inf or Fraction(number) >= value else math.nextafter(number, math.inf)
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def randomised_response(alpha: Floats, pure: Fraction, *, delta: Fraction = Fraction(0)) -> Curve:
+    """The worst curve of any pure ε: that of randomised response, which dominates every (ε, 0)-DP pair
+    (Kairouz, Oh & Viswanath 2015).
+
+    ln[cosh((α − ½)ε) / cosh(ε/2)] / (α − 1), as a sum of positive terms.
+    """
+    half = _float(pure) / 2
+    near = np.minimum(alpha * half, 1.0) / alpha  # `half`, or so small that nothing overflows where it is not used
+    small = np.log1p(2 * np.sinh(alpha * near) * np.sinh((alpha - 1) * near) / np.cosh(near))
+    # ln cosh x = x + ln(1 + e^-2x) − ln 2, once above and once below the line
+    large = 2 * (alpha - 1) * half + np.log1p(np.exp(-2 * (2 * alpha - 1) * half)) - math.log1p(math.exp(-2 * half))
+    return Curve(rho=np.where(alpha * half < 1, small, large) / (alpha - 1), pure=pure, delta=delta)
+
+
+def _laplace(alpha: Floats, shift: float) -> Floats:
+    """Laplace noise of scale 1 and a shift t (Mironov 2017, Proposition 6).
+
+    ln[α/(2α−1) e^((α−1)t) + (α−1)/(2α−1) e^(−αt)] / (α − 1); the terms of first order in t cancel and are left out.
+    Convex in t, so it also covers a vector of L1 norm t.
+    """
+    if shift == math.inf:
+        return np.full_like(alpha, math.inf)
+    up, down = alpha / (2 * alpha - 1), (alpha - 1) / (2 * alpha - 1)
+    small = np.log1p(up * _exp_beyond_linear((alpha - 1) * shift) + down * _exp_beyond_linear(-alpha * shift))
+    large = np.log(up) + (alpha - 1) * shift + np.log1p(down / up * np.exp(-(2 * alpha - 1) * shift))
+    return np.where(alpha * shift < 1, small, large) / (alpha - 1)
+
+
+def _exp_beyond_linear(value: Floats) -> Floats:
+    """e^x − 1 − x, without cancellation near 0."""
+    series = np.zeros_like(value)
+    near = np.clip(value, -0.5, 0.5)
+    for j in range(15, 1, -1):  # Horner: x²/2 (1 + x/3 (1 + x/4 (…)))
+        series = near / j * (1 + series) if j > 2 else near * near / 2 * (1 + series)
+    return np.where(np.abs(value) < 0.5, series, np.expm1(value) - value)
+
+
+def _poisson_sampled(leaf: PoissonSampled, orders: Orders, adjacency: Adjacency) -> Curve:
+    """Amplification by sampling, by the theorem that the inner event allows.
+
+    Without one the inner event is charged in full: Rényi divergence is quasi-convex, so a sample never costs more.
+    """
+    q = leaf.sampling_probability
+    inner = list(counted(leaf.event).items())
+    if q == 0:
+        return _nothing(orders)
+    if q == 1:
+        return curve(leaf.event, orders, adjacency)
+    if len(inner) == 1 and isinstance(nested := inner[0][0], PoissonSampled) and inner[0][1] == 1:
+        # A sample of a sample is a sample.
+        both = math.nextafter(q * nested.sampling_probability, 1.0)
+        return _leaf_curve(PoissonSampled(sampling_probability=both, event=nested.event), orders, adjacency)
+    gaussians = [(part.noise_multiplier, times) for part, times in inner if isinstance(part, Gaussian)]
+    if gaussians and len(gaussians) == len(inner):
+        # Several Gaussians on one sample are one Gaussian of the summed precision.
+        sigma = 1 / math.sqrt(_sum([times / noise / noise for noise, times in gaussians]))
+        return _without_pure(_sampled_gaussian(orders, q, sigma, adjacency))
+    full = curve(leaf.event, orders, adjacency)
+    if full.pure is None:
+        return full
+    pure = min(full.pure, _amplified(full.pure, q, inner, adjacency))
+    sampled = randomised_response(np.array(orders), pure, delta=full.delta * exact(q))
+    if full.delta:  # one split into good and bad part must serve all orders: no best of both
+        return sampled
+    return Curve(rho=np.minimum(sampled.rho, full.rho), pure=pure, delta=Fraction(0))
+
+
+def _amplified(pure: Fraction, q: float, inner: Sequence[tuple[Leaf, int]], adjacency: Adjacency) -> Fraction:
+    """The pure ε of a sampled event.
+
+    Add/remove: ln(1 + q(e^ε − 1)), and δ becomes qδ (Balle, Barthe & Gaboardi 2018, Theorem 8). Replace-one: where a
+    record shifts Laplace noise by t, (1 − q + qe^t) / (1 − q + qe^−t) bounds the ratio of the two mixtures; a black box
+    says nothing about the record's absence, so it keeps its ε (δ becomes qδ by joint convexity).
+    """
+    if adjacency == "add_remove":
+        upper = _log_mixture(q, _float(pure))
+    elif all(isinstance(part, Laplace | L2Laplace) for part, _ in inner):
+        shift = _float(pure / 2)
+        upper = _log_mixture(q, shift) - _log_mixture(q, -shift)
+    else:
+        return pure
+    return Fraction(upper) * (1 + Fraction(RELATIVE_MARGIN)) if upper < math.inf else pure
+
+
+def _log_mixture(q: float, exponent: float) -> float:
+    """ln(1 − q + q e^exponent)."""
+    if exponent < 1:
+        return math.log1p(q * math.expm1(exponent))
+    return float(np.logaddexp(math.log1p(-q), math.log(q) + exponent))
+
+
+def _sampled_gaussian(orders: Orders, q: float, sigma: float, adjacency: Adjacency) -> Floats:
+    """D_α of one Poisson-sampled Gaussian step.
+
+    Add/remove: P = (1−q) N(0, σ²) + q N(1, σ²) against Q = N(0, σ²), which is the larger direction at every order
+    (Mironov, Talwar & Zhang 2019, Theorems 4 and 5). Replace-one: the record contributes +1 to P and −1 to Q when it is
+    sampled (Lebeda, Regehr, Kamath & Steinke 2024), a pair that is its own mirror image.
+    """
+    shift = 2 if adjacency == "replace_one" else 1
+    unsampled: Floats = np.array(orders) / 2 * np.square(shift / np.float64(sigma))
+    if not orders or sigma < _LEAST_SIGMA:
+        return unsampled
+    if adjacency == "replace_one":
+        return np.minimum(unsampled, _quadrature(orders, q, sigma, adjacency))
+    # D_α increases with α, so the next integer order bounds a fractional one where quadrature gives up.
+    sampled = _integer_orders(tuple(math.ceil(alpha) for alpha in orders), q, sigma)
+    fractional = np.array([alpha % 1 != 0 for alpha in orders])
+    if fractional.any():
+        between = tuple(alpha for alpha in orders if alpha % 1 != 0)
+        sampled[fractional] = np.minimum(sampled[fractional], _quadrature(between, q, sigma, adjacency))
+    return np.minimum(unsampled, sampled)
+
+
+@lru_cache(maxsize=64)
+def _log_binomials(orders: tuple[int, ...]) -> Floats:
+    """ln C(α, k) per order and k ≥ 2; −∞ where k > α."""
+    table = np.full((len(orders), max(orders) + 1), -np.inf)
+    for row, alpha in enumerate(orders):
+        for k in range(2, alpha + 1):
+            table[row, k] = math.log(math.comb(alpha, k))
+    return table[:, 2:]
+
+
+def _integer_orders(orders: tuple[int, ...], q: float, sigma: float) -> Floats:
+    """Integer orders in closed form (Mironov, Talwar & Zhang 2019, section 3.3).
+
+    E_Q[(P/Q)^α] − 1 = Σ_{k≥2} C(α,k) (1−q)^(α−k) q^k (e^(k(k−1)/2σ²) − 1): the binomial weights sum to 1, and taking
+    that 1 out leaves only positive terms.
+    """
+    table = _log_binomials(orders)
+    alpha = np.array(orders, dtype=np.float64)
+    k = np.arange(2, 2 + table.shape[1], dtype=np.float64)
+    exponent = k * (k - 1) / (2 * sigma * sigma)
+    # ln(e^x − 1), exact for small and for large x
+    log_growth = np.where(exponent > 30, exponent, np.log(np.expm1(np.minimum(exponent, 30.0))))
+    remaining = np.where(np.isfinite(table), alpha[:, None] - k, 0.0)
+    log_terms = table + remaining * math.log1p(-q) + (k * math.log(q) + log_growth)
+    peak = log_terms.max(axis=1)
+    log_excess = peak + np.log(np.exp(log_terms - peak[:, None]).sum(axis=1))
+    rho: Floats = np.logaddexp(0.0, log_excess) / (alpha - 1)
+    return rho
+
+
+def _quadrature(orders: Orders, q: float, sigma: float, adjacency: Adjacency) -> Floats:
+    """Any orders by quadrature; those within a factor of two share their nodes. ∞ where it takes too many."""
+    rho = np.empty(len(orders))
+    octaves = np.floor(np.log2(orders))
+    for octave in np.unique(octaves):
+        members = octaves == octave
+        rho[members] = _trapezoid(np.array(orders)[members], q, sigma, adjacency)
+    return rho
+
+
+def _trapezoid(alpha: Floats, q: float, sigma: float, adjacency: Adjacency) -> Floats:
+    """The trapezoidal rule with a proved error bound.
+
+    With A and B the densities of P and Q over that of N(0, σ²), E_Q[(P/Q)^α] − 1 = ∫ Q ψ(P/Q − 1), where
+    ψ(u) = (1+u)^α − 1 − αu ≥ 0. A and B have no zero with |Im z| < πσ², so on a strip of half-width θσ² the integrand
+    is analytic, and its integral is at most M = e^(θ²σ²/2) (cos(θ)^(1−α) I + 1 + 2α), without the cosine where B = 1.
+    The rule with step h then errs by at most 2M / (e^(2πθσ²/h) − 1) (Trefethen & Weideman 2014, Theorem 5.1). h is the
+    largest step for which that is e^−90 (I + 1 + 2α).
+    """
+    replace_one = adjacency == "replace_one"
+    variance, largest = sigma * sigma, float(alpha.max())
+    theta = np.linspace(0.01, 1.5 if replace_one else 3.1, 128)
+    distance = -(largest - 1) * np.log(np.cos(theta)) if replace_one else 0.0
+    exponent = _QUADRATURE_EXPONENT + math.log(2) + 1e-9 + theta * theta * variance / 2 + distance
+    step = float(np.max(2 * math.pi * theta * variance / exponent))
+    left, right = -1 - _WIDTH * sigma, (2 * largest - 1 if replace_one else largest) + _WIDTH * sigma
+    if (right - left) / step > _MAX_NODES:
+        return np.full_like(alpha, math.inf)
+    x = np.arange(left, right, step)
+    log_weight = -x * x / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
+    log_q, log_not_q = math.log(q), math.log1p(-q)
+    forward, backward = (2 * x - 1) / (2 * variance), (-2 * x - 1) / (2 * variance)
+    log_ratio = np.logaddexp(log_not_q, log_q + forward)
+    log_cap = alpha * (alpha - 1) / (2 * variance)
+    with np.errstate(over="ignore"):
+        if replace_one:
+            log_b = np.logaddexp(log_not_q, log_q + backward)
+            log_weight, log_ratio = log_weight + log_b, log_ratio - log_b
+            up, down = np.exp(log_q + forward - log_b), np.exp(log_q + backward - log_b)
+            # A/B − 1; the difference of two nearly equal terms is taken by expm1
+            change = np.where(np.abs(x) < variance / 2, down * np.expm1(np.clip(2 * x / variance, -1, 1)), up - down)
+            # beyond the last node B ≥ 1 − q, and B ≥ q e^backward
+            log_cap = np.minimum(log_cap - (alpha - 1) * log_not_q, 4 * log_cap - (alpha - 1) * log_q)
+        else:
+            change = q * np.expm1(forward)
+    log_terms = log_weight + _log_power_beyond_linear(alpha[:, None], change, log_ratio)
+    log_sum = logsumexp(log_terms, axis=1) + math.log(step)
+    log_scale = np.logaddexp(np.logaddexp(0.0, log_sum), np.log(1 + 2 * alpha))
+    log_error = np.logaddexp(log_scale - _QUADRATURE_EXPONENT, np.maximum(log_cap, log_scale) - _TAIL_EXPONENT)
+    rho: Floats = np.logaddexp(0.0, np.logaddexp(log_sum, log_error)) / (alpha - 1)
+    return rho
+
+
+def _log_power_beyond_linear(alpha: Floats, change: Floats, log_ratio: Floats) -> Floats:
+    """ln((1+u)^α − 1 − αu), where u = `change` and ln(1+u) = `log_ratio`; each formula where it is exact."""
+    is_small = alpha * np.abs(change) < 0.02
+    near = np.where(is_small, change, 0.0)
+    series = np.zeros_like(near)
+    for j in range(9, 2, -1):  # Horner: C(α,2)u² (1 + (α−2)u/3 (1 + (α−3)u/4 (…)))
+        series = (alpha - j + 1) / j * near * (1 + series)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        small = np.log(alpha * (alpha - 1) / 2 * near * near * (1 + series))
+        # log1p keeps the digits of a small change that the ratio of two densities has lost
+        power = alpha * np.where(np.abs(change) < 0.5, np.log1p(np.clip(change, -0.5, 0.5)), log_ratio)
+        middle = np.log(np.expm1(np.minimum(power, 50.0)) - alpha * np.minimum(change, 1e30))
+        large = power + np.log1p(-np.exp(np.log1p(alpha * np.clip(change, 0, 1e300)) - power))
+    return np.where(is_small, small, np.where(power < 40, middle, large))

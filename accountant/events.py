@@ -1,0 +1,352 @@
+"""What a run does to the data it touches, as frozen values; never how it is counted.
+
+A kind never changes meaning: a better theorem changes an engine, another mechanism gets another kind. An event holds
+nothing private, so it can be logged and published.
+
+`noise_multiplier` and `scale` are relative to the norm bound C of **one record's contribution**. What that makes of
+the sensitivity is the engines' business: C under `add_remove`, 2C under `replace_one`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never, get_args
+
+from accountant.errors import InvalidDocument, InvalidInput
+from accountant.units import (
+    FAILURE_PROBABILITY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_FAILURE_PROBABILITY,
+    PROBABILITY,
+    Range,
+    real,
+    whole,
+)
+
+Adjacency: TypeAlias = Literal["add_remove", "replace_one"]
+
+VERSION: Final = 1
+MAX_TIMES: Final = 10**12  # repetitions, also of nested repetitions together
+MAX_DEPTH: Final = 32
+MAX_NODES: Final = 100_000
+
+
+def adjacency_of(value: object) -> Adjacency:
+    """`value` as an adjacency, or an error that lists them."""
+    for known in get_args(Adjacency):
+        if value == known:
+            return known  # type: ignore[no-any-return]
+    raise InvalidInput("adjacency", value, " or ".join(map(repr, get_args(Adjacency))))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a tree is, known without walking it, so that a hostile tree is refused as it grows."""
+
+    depth: int = 1
+    nodes: int = 1
+    leaves: int = 1  # with repetition
+
+    def __post_init__(self) -> None:
+        for argument, value, most in (
+            ("depth of the event", self.depth, MAX_DEPTH),
+            ("number of nested events", self.nodes, MAX_NODES),
+            ("times", self.leaves, MAX_TIMES),
+        ):
+            if value > most:
+                raise InvalidInput(argument, value, f"at most {most} in one event tree")
+
+
+_LEAF: Final = Shape()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaf:
+    """A kind whose fields are all numbers, each with the range that `_ranges` gives."""
+
+    _ranges: ClassVar[Mapping[str, Range]] = {}
+    shape: ClassVar[Shape] = _LEAF
+
+    def __post_init__(self) -> None:
+        for name, allowed in self._ranges.items():
+            object.__setattr__(self, name, real(name, getattr(self, name), allowed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaussian(_Leaf):
+    """A sum with independent noise N(0, (noise_multiplier · C)²) on every coordinate; C bounds the L2 norm."""
+
+    noise_multiplier: float
+    _ranges: ClassVar[Mapping[str, Range]] = {"noise_multiplier": POSITIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laplace(_Leaf):
+    """A sum with independent Laplace noise of scale `scale` · C on every coordinate; C bounds the **L1** norm."""
+
+    scale: float
+    _ranges: ClassVar[Mapping[str, Range]] = {"scale": POSITIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class L2Laplace(_Leaf):
+    """A sum with noise of density ∝ exp(−‖v‖₂ / (scale · C)); C bounds the L2 norm."""
+
+    scale: float
+    _ranges: ClassVar[Mapping[str, Range]] = {"scale": POSITIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PureDP(_Leaf):
+    """Any mechanism that is (ε, 0)-DP under the population's adjacency."""
+
+    epsilon: float
+    _ranges: ClassVar[Mapping[str, Range]] = {"epsilon": NOT_NEGATIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApproxDP(_Leaf):
+    """Any mechanism that is (ε, δ)-DP under the population's adjacency."""
+
+    epsilon: float
+    delta: float
+    _ranges: ClassVar[Mapping[str, Range]] = {"epsilon": NOT_NEGATIVE, "delta": FAILURE_PROBABILITY}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZCDP(_Leaf):
+    """Any mechanism that is ρ-zCDP (Bun & Steinke 2016) under the population's adjacency."""
+
+    rho: float
+    _ranges: ClassVar[Mapping[str, Range]] = {"rho": NOT_NEGATIVE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionSelection(_Leaf):
+    """A label set released by truncated geometric partition selection with these parameters."""
+
+    epsilon: float
+    delta: float
+    _ranges: ClassVar[Mapping[str, Range]] = {"epsilon": POSITIVE, "delta": POSITIVE_FAILURE_PROBABILITY}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonPrivate(_Leaf):
+    """Something that no guarantee covers. No budget admits it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoissonSampled:
+    """`event` run on a random part of the data: each record is in it independently with `sampling_probability`."""
+
+    sampling_probability: float
+    event: Event
+    shape: Shape = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        probability = real("sampling_probability", self.sampling_probability, PROBABILITY)
+        object.__setattr__(self, "sampling_probability", probability)
+        inner = _shape_of(self.event)
+        _set_shape(self, Shape(inner.depth + 1, inner.nodes + 1, inner.leaves))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """`event` run `times` times in a row, each with fresh randomness."""
+
+    times: int
+    event: Event
+    shape: Shape = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", whole("times", self.times, least=1, most=MAX_TIMES))
+        inner = _shape_of(self.event)
+        _set_shape(self, Shape(inner.depth + 1, inner.nodes + 1, inner.leaves * self.times))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """All `events`, one after the other, each with fresh randomness. None at all costs nothing."""
+
+    events: tuple[Event, ...]
+    shape: Shape = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.events, tuple | list):
+            raise InvalidInput("events", self.events, "a list of events")
+        object.__setattr__(self, "events", tuple(self.events))
+        inner = [_shape_of(event) for event in self.events]
+        _set_shape(
+            self,
+            Shape(
+                1 + max((shape.depth for shape in inner), default=0),
+                1 + sum(shape.nodes for shape in inner),
+                sum(shape.leaves for shape in inner),
+            ),
+        )
+
+
+Leaf: TypeAlias = (
+    Gaussian | Laplace | L2Laplace | PureDP | ApproxDP | ZCDP | PartitionSelection | NonPrivate | PoissonSampled
+)
+Event: TypeAlias = Leaf | Repeated | Composed
+
+#: The closed table of kinds. A stored event never names code to import.
+KINDS: Final[Mapping[str, type[Event]]] = MappingProxyType(
+    {
+        "gaussian": Gaussian,
+        "laplace": Laplace,
+        "l2_laplace": L2Laplace,
+        "pure_dp": PureDP,
+        "approx_dp": ApproxDP,
+        "zcdp": ZCDP,
+        "partition_selection": PartitionSelection,
+        "poisson_sampled": PoissonSampled,
+        "repeated": Repeated,
+        "composed": Composed,
+        "non_private": NonPrivate,
+    }
+)
+_KIND_OF: Final = MappingProxyType({kind: name for name, kind in KINDS.items()})
+
+
+def leaves(event: Event, times: int = 1) -> Iterator[tuple[Leaf, int]]:
+    """Every leaf with the number of times that it runs: **the** place where counts multiply."""
+    match event:
+        case Repeated():
+            yield from leaves(event.event, times * event.times)
+        case Composed():
+            yield from chain.from_iterable(leaves(part, times) for part in event.events)
+        case (
+            Gaussian()
+            | Laplace()
+            | L2Laplace()
+            | PureDP()
+            | ApproxDP()
+            | ZCDP()
+            | PartitionSelection()
+            | NonPrivate()
+            | PoissonSampled()
+        ):
+            yield event, times
+        case _:
+            assert_never(event)
+
+
+def counted(event: Event) -> dict[Leaf, int]:
+    """Every different leaf with the number of times that it runs: the same for all ways to write one composition."""
+    counts: dict[Leaf, int] = {}
+    for leaf, times in leaves(event):
+        counts[leaf] = counts.get(leaf, 0) + times
+    return counts
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """The wire form, with the version at its root.
+
+    >>> event_to_json(Repeated(times=3, event=Gaussian(noise_multiplier=2)))
+    {'version': 1, 'kind': 'repeated', 'times': 3, 'event': {'kind': 'gaussian', 'noise_multiplier': 2.0}}
+    """
+    _shape_of(event)
+    return {"version": VERSION, **_to_json(event)}
+
+
+def event_from_json(document: Mapping[str, Any] | str | bytes) -> Event:
+    """The event that a wire document (or its JSON text) describes.
+
+    Unknown kinds, fields and versions are errors that name the path; a document without a version is of version 1.
+
+    >>> event_from_json({"kind": "poisson_sampled", "sampling_probability": 0.01,
+    ...                  "event": {"kind": "gaussian", "noise_multiplier": 1.0}})
+    PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=1.0))
+    """
+    if isinstance(document, str | bytes):
+        try:
+            document = json.loads(document)
+        except (ValueError, RecursionError) as reason:
+            raise InvalidDocument("document", document, f"a JSON object ({reason})") from None
+    if isinstance(document, Mapping):
+        version = document.get("version", VERSION)
+        if isinstance(version, bool) or version != VERSION:
+            raise InvalidDocument("version", version, f"{VERSION}, the only version so far")
+        document = {name: value for name, value in document.items() if name != "version"}
+    return _from_json(document, path="", depth=1)
+
+
+def _to_json(event: Event) -> dict[str, Any]:
+    document: dict[str, Any] = {"kind": _KIND_OF[type(event)]}
+    for name in _fields(type(event)):
+        value = getattr(event, name)
+        match name:
+            case "event":
+                document[name] = _to_json(value)
+            case "events":
+                document[name] = [_to_json(part) for part in value]
+            case _:
+                document[name] = value
+    return document
+
+
+def _from_json(document: object, *, path: str, depth: int) -> Event:
+    at = path or "event"
+    if depth > MAX_DEPTH:
+        raise InvalidDocument(at, "deeper nesting", f"at most {MAX_DEPTH} levels")
+    if not isinstance(document, Mapping):
+        raise InvalidDocument(at, document, "an object with a kind")
+    kind_name = document.get("kind")
+    kind = KINDS.get(kind_name) if isinstance(kind_name, str) else None
+    if kind is None:
+        raise InvalidDocument(_join(path, "kind"), kind_name, "one of " + ", ".join(KINDS))
+    names = _fields(kind)
+    for name in document:
+        if name != "kind" and name not in names:
+            raise InvalidDocument(_join(path, str(name)), document[name], "no such field: " + _fields_in_words(kind))
+    for name in names:
+        if name not in document:
+            raise InvalidDocument(_join(path, name), None, "this field: " + _fields_in_words(kind))
+    values = dict(document)
+    del values["kind"]
+    if "event" in names:
+        values["event"] = _from_json(values["event"], path=_join(path, "event"), depth=depth + 1)
+    if "events" in names:
+        if not isinstance(values["events"], list | tuple):
+            raise InvalidDocument(_join(path, "events"), values["events"], "a list of events")
+        if len(values["events"]) > MAX_NODES:
+            raise InvalidDocument(_join(path, "events"), len(values["events"]), f"at most {MAX_NODES} events")
+        values["events"] = tuple(
+            _from_json(part, path=_join(path, f"events[{number}]"), depth=depth + 1)
+            for number, part in enumerate(values["events"])
+        )
+    try:
+        return kind(**values)
+    except InvalidDocument:
+        raise
+    except InvalidInput as error:
+        raise InvalidDocument(_join(path, error.argument), error.value, error.expected) from None
+
+
+def _fields_in_words(kind: type[Event]) -> str:
+    return f"{_KIND_OF[kind]} has {', '.join(_fields(kind)) or 'no fields'}"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _fields(kind: type[Event]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind) if each.init)
+
+
+def _shape_of(event: object) -> Shape:
+    if type(event) not in _KIND_OF:
+        raise InvalidInput("event", event, "an event of accountant.events")
+    return event.shape  # type: ignore[attr-defined, no-any-return]
+
+
+def _set_shape(event: PoissonSampled | Repeated | Composed, shape: Shape) -> None:
+    object.__setattr__(event, "shape", shape)

@@ -1,0 +1,128 @@
+"""What is promised, and what that means to a person.
+
+A guarantee is an **upper** bound: whatever an attacker does with everything that was released, knowing all the other
+data, stays below the odds given here. They follow from (ε, δ) alone (Kairouz, Oh & Viswanath 2015, Theorem 2.1), so
+they are the best that any attacker could reach, not the success of a particular attack.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Final, Literal, TypeAlias, get_args
+
+from accountant.errors import InvalidInput
+from accountant.events import Adjacency, adjacency_of
+from accountant.units import FAILURE_PROBABILITY, PROBABILITY, Range, real
+
+Unit: TypeAlias = Literal["record", "user"]
+ProofStatus: TypeAlias = Literal["proved", "claimed", "refuted"]
+
+#: From what may be relied on to what may not.
+_STATUSES: Final[tuple[ProofStatus, ...]] = ("proved", "claimed", "refuted")
+_EPSILON: Final = Range("a number >= 0, or infinity", lambda value: value >= 0)
+_FALSE_POSITIVE_RATES: Final = (0.001, 0.01, 0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """(ε, δ)-differential privacy of one `unit` under an adjacency, with the status of its proof."""
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    adjacency: Adjacency
+    proof_status: ProofStatus
+
+    def __post_init__(self) -> None:
+        if self.epsilon != math.inf:
+            real("epsilon", self.epsilon, _EPSILON)
+        real("delta", self.delta, FAILURE_PROBABILITY)
+        if self.unit not in get_args(Unit):
+            raise InvalidInput("unit", self.unit, " or ".join(map(repr, get_args(Unit))))
+        adjacency_of(self.adjacency)
+        if self.proof_status not in _STATUSES:
+            raise InvalidInput("proof_status", self.proof_status, " or ".join(map(repr, _STATUSES)))
+
+    def implies(self, other: Guarantee) -> bool:
+        """Whether whoever keeps this promise also keeps `other`; promises of different things never do."""
+        return (
+            (self.unit, self.adjacency) == (other.unit, other.adjacency)
+            and self.epsilon <= other.epsilon
+            and self.delta <= other.delta
+            and _STATUSES.index(self.proof_status) <= _STATUSES.index(other.proof_status)
+        )
+
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """The largest share of the guilty that an attacker can name who names at most this share of the innocent.
+
+        min(1, e^ε a + δ, 1 − e^−ε (1 − δ − a)) at the false positive rate a, rounded up.
+        """
+        rate = real("false_positive_rate", false_positive_rate, PROBABILITY)
+        growth = math.exp(min(self.epsilon, 700.0))
+        bound = min(1.0, growth * rate + self.delta, 1 - (1 - self.delta - rate) / growth)
+        return min(1.0, max(rate, bound * (1 + 1e-12)))
+
+    def posterior(self, prior: float, *, false_positive_rate: float) -> float:
+        """How sure one can be of a positive answer of such an attacker, who before it gave it the chance `prior`.
+
+        The odds grow at most by the ratio of true to false positives; for δ = 0 that is at most e^ε.
+        """
+        prior = real("prior", prior, PROBABILITY)
+        rate = real("false_positive_rate", false_positive_rate, PROBABILITY)
+        found = prior * self.true_positive_rate(rate)
+        missed = (1 - prior) * rate
+        return found / (found + missed) if found + missed else prior
+
+    def best_guess(self) -> float:
+        """How often an attacker can be right about a fair coin: (e^ε + δ) / (e^ε + 1), rounded up."""
+        growth = math.exp(min(self.epsilon, 700.0))
+        return min(1.0, (growth + self.delta) / (growth + 1) * (1 + 1e-12))
+
+    def __str__(self) -> str:
+        """The promise in one line.
+
+        >>> print(Guarantee(epsilon=1.30001, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved"))
+        ε ≤ 1.31 (δ = 1e-06, per user, add_remove, proved, upper bound)
+        """
+        epsilon = "∞" if self.epsilon == math.inf else str(rounded_up(self.epsilon, digits=3))
+        return (
+            f"ε ≤ {epsilon} (δ = {self.delta:g}, per {self.unit}, {self.adjacency}, {self.proof_status}, upper bound)"
+        )
+
+    def meaning(self) -> str:
+        """What the promise means as attack odds, in sentences that an officer can read."""
+        secret = "was in the data" if self.adjacency == "add_remove" else "had one value or another"
+        if self.proof_status != "proved":
+            return (
+                f"This is not a proved promise: its status is {self.proof_status}. Do not rely on the odds of {self}."
+            )
+        if self.epsilon == math.inf:
+            return f"This promises nothing: what was released may show for certain whether a {self.unit} {secret}."
+        rates = "; ".join(
+            f"{_percent(self.true_positive_rate(rate))} where 1 accusation of the innocent in {round(1 / rate):,} is "
+            "accepted"
+            for rate in _FALSE_POSITIVE_RATES
+        )
+        return (
+            f"Whoever sees every release, knows everything about everyone else, and guesses whether one {self.unit} "
+            f"{secret}, is right at most {_percent(self.best_guess())} of the time (a coin is right 50 %). "
+            f"Such a guesser finds at most this share of those it is true of: {rates}. "
+            f"A suspicion of 1 in 100 can grow to at most "
+            f"{_percent(self.posterior(0.01, false_positive_rate=0.01))}."
+        )
+
+
+def rounded_up(value: float, *, digits: int) -> Decimal:
+    """`value` with this many significant digits, never below it: what is promised rounds up."""
+    return Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+
+
+def _percent(share: float) -> str:
+    if share >= 1:
+        return "100 %"
+    # Near certainty more digits, so that 99.99 % never reads as 100 %.
+    digits = 3 if share < 0.99 else 2 + math.ceil(-math.log10(1 - share))
+    shown = rounded_up(100 * share, digits=digits)
+    return "100 %" if shown >= 100 else f"{shown:f} %"

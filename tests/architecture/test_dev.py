@@ -1,0 +1,131 @@
+"""dev.py: what it refuses, when it installs again, and how a check stops."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dev
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def copy(checkout: Path, tmp_path: Path) -> Path:
+    """A checkout with nothing but the files that set-up reads."""
+    for name in ("dev.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(checkout / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", [[], ["tset"], ["--quick"]])
+def test_an_unknown_command_gets_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert dev.main(arguments) == 2
+    assert "usage: python3 dev.py run" in capsys.readouterr().err
+
+
+def test_an_old_python_is_told_so(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "ROOT", copy)
+    monkeypatch.setattr(dev, "OLDEST_PYTHON", (99, 1))
+    assert dev.main(["run"]) == 2
+    assert "needs Python 99.1 or newer" in capsys.readouterr().err
+    assert not (copy / ".venv").exists()
+
+
+@pytest.mark.slow
+def test_a_failed_install_is_one_sentence_and_leaves_no_stamp(copy: Path) -> None:
+    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(copy), "PIP_CONFIG_FILE": os.devnull}
+    for _ in range(2):  # the second call must try again, not trust what the first left behind
+        report = subprocess.run(
+            [sys.executable, str(copy / "dev.py"), "run"],
+            cwd=copy.parent,
+            env=os.environ | nowhere,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert report.returncode == 2
+        assert report.stdout.startswith("Setting up")
+        assert report.stderr.splitlines()[-1].startswith("dev.py: The install failed")
+
+
+def test_the_stamp_notices_what_matters(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    stamp = dev.fingerprint(copy)
+
+    def after(name: str, old: str, new: str) -> str:
+        text = (copy / name).read_text(encoding="utf-8")
+        assert old in text
+        (copy / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+        changed = dev.fingerprint(copy)
+        (copy / name).write_text(text, encoding="utf-8")
+        return changed
+
+    assert after("pyproject.toml", "line-length = 120", "line-length = 99") == stamp
+    assert after("pyproject.toml", '"pytest-cov', '"pytest-cover') != stamp
+    assert after("constraints.txt", "numpy==", "numpy==1") != stamp
+    moved = tmp_path_factory.mktemp("moved")
+    shutil.copytree(copy, moved, dirs_exist_ok=True)
+    assert dev.fingerprint(moved) != stamp
+
+
+def test_odd_variables_do_not_reach_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_USER", "PIP_REQUIRE_VIRTUALENV"}
+    useful = {"PIP_INDEX_URL", "PIP_CERT", "HTTPS_PROXY"}
+    for name in odd | useful:
+        monkeypatch.setenv(name, "x")
+    assert set(dev.clean_environment()) & (odd | useful) == useful
+
+
+def test_checks_stop_at_the_first_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace"
+    checks = [
+        dev.Step("good", "unseen", command("print('fine')")),
+        dev.Step("bad", "The bad one failed", command("raise SystemExit(7)"), {"STINT_HYPOTHESIS": "quick"}),
+        dev.Step("late", "unseen", command(f"open({str(trace)!r}, 'w')")),
+    ]
+    assert dev.run_steps(checks, limit_seconds=60) == 1
+    out = capfd.readouterr().out
+    assert re.search(r"\[good\]\nfine\n\[good\] \d+\.\d s\n\[bad\]\n", out)
+    assert "The bad one failed; to run only this step: " in out
+    assert "STINT_HYPOTHESIS=quick" in out
+    assert not trace.exists()
+    assert dev.run_steps(checks[:1], limit_seconds=60) == 0
+
+
+def test_checks_stop_at_the_limit(capfd: pytest.CaptureFixture[str]) -> None:
+    endless = [dev.Step("endless", "unseen", command("import time; time.sleep(60)"))]
+    assert dev.run_steps(endless, limit_seconds=0.3) == 1
+    assert "[endless] stopped: all checks together may take 0.005 minutes." in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tier", "arguments", "expected", "absent"),
+    [
+        ("default", [], ["not full", "--cov-fail-under=95"], []),
+        ("default", ["-k", "law"], ["not full", "law"], ["--cov"]),
+        ("quick", [], ["not slow and not full"], ["--cov"]),
+        ("full", [], ["--cov-fail-under=95"], ["-m=not full", "not full"]),
+    ],
+)
+def test_tiers_choose_tests_and_coverage(
+    tier: str, arguments: list[str], expected: list[str], absent: list[str]
+) -> None:
+    *earlier, last = dev.steps(Path("python"), tier, arguments)
+    assert [step.name for step in earlier] == ["format", "lint", "types", "layers"]
+    assert last.variables == {"STINT_HYPOTHESIS": tier}
+    assert set(expected) <= set(last.command)
+    assert not set(absent) & set(last.command)
+
+
+def test_the_tiers_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dev.test(Path("python"), ["--quick", "--full"]) == 2
+    assert "exclude each other" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""The documented mechanisms and the attacks that audit them. Nothing is here yet."""
