@@ -1,7 +1,6 @@
 """Datapoints with identical history are one cohort, so a decision costs cohorts, not datapoints or releases.
 
-A `History` is what was ever released about a datapoint: committed sums and open holds, per ledger. `Cohorts`
-says which datapoints share which history; it is derived from the charge log and knows no budget.
+`Cohorts` says which datapoints share which `History`; it is derived from the charge log and knows no budget.
 
 Who is in a cohort is kept in one of two forms, which nothing but speed and memory tells apart:
 
@@ -20,27 +19,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from bisect import bisect
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
-from hashlib import sha256
-from operator import lt
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap, FrozenBitMap
 
-from accountant.errors import InvalidInput, UnknownRelease
+from accountant.errors import InvalidInput
+from accountant.histories import UNTOUCHED, History
 from accountant.units import whole
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from accountant.filters import Cost
-
-#: Sums per ledger, sorted by ledger: "" is the lifelong ledger, a task's own ledger has the task's name.
-Spending: TypeAlias = "tuple[tuple[str, Cost], ...]"
 Scope: TypeAlias = BitMap | FrozenBitMap
 Representation: TypeAlias = Literal["bitmaps", "dense"]
 
@@ -49,96 +38,8 @@ SCATTERED_CONTAINERS_PER_BLOCK: Final = 16
 CHUNK: Final = 2**20
 _BLOCK: Final = 2**16
 _MIN_SPARE_LABELS: Final = 64
-_DIGEST_MODULUS: Final = 2**256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """An open hold: it counts in full until its release is committed, voided or expires."""
-
-    release: str
-    spending: Spending
-    token: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """What was ever released about each datapoint of a cohort; equal whatever the order it happened in.
-
-    `digest` sums a token per committed hold, so that datapoints which different charges of the same price
-    touched stay apart. A collision would only join cohorts that have spent the same.
-    """
-
-    committed: Spending = ()
-    holds: tuple[Hold, ...] = ()
-    digest: int = 0
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Tokens suffice. Histories are looked up often, and hashing their sums would cost more than a split.
-        object.__setattr__(self, "_hash", hash((self.digest, *[hold.token for hold in self.holds])))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def hold(self, release: str, spending: Spending, touch: bytes) -> History:
-        """With one more open hold; `touch` says which charges of the release touch these datapoints."""
-        if self.has_hold(release):
-            raise InvalidInput("release", release, "a release without an open hold")
-        added = _new_hold(release, spending, touch)
-        position = bisect(self.holds, release, key=lambda hold: hold.release)
-        holds = (*self.holds[:position], added, *self.holds[position:])
-        return History(committed=self.committed, holds=holds, digest=self.digest)
-
-    def commit(self, release: str) -> History:
-        """The open hold becomes spent; expiry is the same, because an unknown outcome is spent."""
-        hold, others = self._without(release)
-        sums = dict(self.committed)
-        for ledger, cost in hold.spending:
-            sums[ledger] = sums[ledger] + cost if ledger in sums else cost
-        # By ledger alone: a cost has no order.
-        committed = tuple(sorted(sums.items(), key=lambda entry: entry[0]))
-        return History(committed=committed, holds=others, digest=(self.digest + hold.token) % _DIGEST_MODULUS)
-
-    def void(self, release: str) -> History:
-        """As if the hold had never been: nothing left the trusted side."""
-        return History(committed=self.committed, holds=self._without(release)[1], digest=self.digest)
-
-    def has_hold(self, release: str) -> bool:
-        """Whether the release is held, neither committed nor voided."""
-        return any(hold.release == release for hold in self.holds)
-
-    def committed_in(self, ledger: str) -> Cost | None:
-        """What is spent in the ledger; None if nothing ever was."""
-        return dict(self.committed).get(ledger)
-
-    def held_in(self, ledger: str) -> Cost | None:
-        """What the open holds keep in the ledger, summed anew and never subtracted; None if nothing."""
-        total: Cost | None = None
-        for hold in self.holds:
-            cost = dict(hold.spending).get(ledger)
-            if cost is not None:
-                total = cost if total is None else total + cost
-        return total
-
-    def _without(self, release: str) -> tuple[Hold, tuple[Hold, ...]]:
-        for position, hold in enumerate(self.holds):
-            if hold.release == release:
-                return hold, self.holds[:position] + self.holds[position + 1 :]
-        raise UnknownRelease(release)
-
-
-@lru_cache(maxsize=64)  # a charge makes the same hold in every cohort it touches
-def _new_hold(release: str, spending: Spending, touch: bytes) -> Hold:
-    ledgers = [ledger for ledger, _ in spending]
-    if not all(map(lt, ledgers, ledgers[1:])):
-        raise InvalidInput("spending", ledgers, "ledgers that are sorted and different")
-    name = release.encode()
-    token = int.from_bytes(sha256(len(name).to_bytes(8) + name + touch).digest())
-    return Hold(release=release, spending=spending, token=token)
-
-
-UNTOUCHED: Final = History()
 Transition: TypeAlias = Callable[[History], History]
 
 

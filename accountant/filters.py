@@ -1,8 +1,8 @@
 """The gate: a fully adaptive privacy filter over a datapoint's whole life.
 
 People choose the next release after they have seen the last, so what composes releases must hold for charges that are
-chosen adaptively. The weighted Rényi filter does (docs/accounting.md, T3 and T4). With orders Λ and weights w, Σw ≤ 1, fixed
-at creation, a release is admitted if **some** order α still has
+chosen adaptively. The weighted Rényi filter does (docs/accounting.md, T3 and T4). With orders Λ and weights w, Σw ≤ 1,
+fixed at creation, a release is admitted if **some** order α still has
 
     Σρ(α) ≤ B(α) = ε − ln(1 − 1/α) + (ln(w(α) δ′) + ln α) / (α − 1),
 
@@ -103,11 +103,14 @@ class Explanation:
     delta_over: float
 
     def __str__(self) -> str:
+        order = "order ∞ (the sum of pure ε)" if math.isinf(self.order) else f"order {self.order:g}"
         if self.admitted:
-            return f"within budget: order {self.order:g} has {-self.over:.6g} nats to spare"
+            return f"{order} has {-self.over:.6g} nats to spare"
         reasons = []
-        if self.over > 0:
-            reasons.append(f"even the order closest to fitting, {self.order:g}, is over by {self.over:.6g} nats")
+        if math.isinf(self.over):
+            reasons.append("no order has a finite cost")
+        elif self.over > 0:
+            reasons.append(f"even {order}, which comes closest, is over by {self.over:.6g} nats")
         if self.delta_over > 0:
             reasons.append(f"the approximate parts are over their share of δ by {self.delta_over:.3g}")
         return " and ".join(reasons)
@@ -216,10 +219,7 @@ class Filter:
 
     def explain(self, total: Cost) -> Explanation:
         """Which order binds and by how much."""
-        over, order = min(
-            (used - limit, order)
-            for used, limit, order in zip(total.rho, self.limits.rho, (*self.orders, math.inf), strict=True)
-        )
+        over, order = min(zip(self._excess(total), (*self.orders, math.inf), strict=True))
         return Explanation(
             admitted=self.admits(total),
             order=order,
@@ -237,8 +237,14 @@ class Filter:
         if total.delta > self.limits.delta:
             return SATURATED
         # Every limit moves with ε one to one, so the excess at the best order is what ε lacks.
-        excess = min(used - limit for used, limit in zip(total.rho, self.limits.rho, strict=True))
-        return min(max(0, self.limits.rho[-1] + excess), SATURATED)
+        return min(max(0, self.limits.rho[-1] + min(self._excess(total))), SATURATED)
+
+    def _excess(self, total: Cost) -> list[int]:
+        """How far each order is over its limit."""
+        return [
+            SATURATED if used == SATURATED else used - limit
+            for used, limit in zip(total.rho, self.limits.rho, strict=True)
+        ]
 
     def reading(self, *, committed: Cost, held: Cost) -> Reading:
         """Spent, held and available of a datapoint with these sums."""

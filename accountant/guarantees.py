@@ -100,17 +100,16 @@ class Guarantee:
             )
         if self.epsilon == math.inf:
             return f"This promises nothing: what was released may show for certain whether a {self.unit} {secret}."
-        rates = "; ".join(
-            f"{_percent(self.true_positive_rate(rate))} where 1 accusation of the innocent in {round(1 / rate):,} is "
-            "accepted"
+        found = ", ".join(
+            f"{_percent(self.true_positive_rate(rate))} where 1 in {round(1 / rate):,} of the others is accused wrongly"
             for rate in _FALSE_POSITIVE_RATES
         )
         return (
             f"Whoever sees every release, knows everything about everyone else, and guesses whether one {self.unit} "
-            f"{secret}, is right at most {_percent(self.best_guess())} of the time (a coin is right 50 %). "
-            f"Such a guesser finds at most this share of those it is true of: {rates}. "
-            f"A suspicion of 1 in 100 can grow to at most "
-            f"{_percent(self.posterior(0.01, false_positive_rate=0.01))}."
+            f"{secret}, is right at most {_percent(self.best_guess())} of the time (a coin: 50 %). "
+            f"Of those it is true of, such a guesser finds at most {found}. "
+            f"A suspicion of 1 in 100 grows to at most {_percent(self.posterior(0.01, false_positive_rate=0.01))} when "
+            f"such an accusation, wrong for 1 in 100 of the others, falls on a {self.unit}."
         )
 
 
@@ -122,7 +121,7 @@ def rounded_up(value: float, *, digits: int) -> Decimal:
 def _percent(share: float) -> str:
     if share >= 1:
         return "100 %"
-    # Near certainty more digits, so that 99.99 % never reads as 100 %.
-    digits = 3 if share < 0.99 else 2 + math.ceil(-math.log10(1 - share))
+    # Two digits of what is missing to certainty, so that 99.99 % never reads as 100 %.
+    digits = 3 if share < 0.99 else 1 + math.ceil(-math.log10(1 - share))
     shown = rounded_up(100 * share, digits=digits)
     return "100 %" if shown >= 100 else f"{shown:f} %"

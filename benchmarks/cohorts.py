@@ -8,16 +8,16 @@ the scope allows it. Its cost is proportional to the datapoints touched, so it i
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from accountant.cohorts import Cohorts, History, Representation
+from accountant.cohorts import Cohorts, Representation
 from accountant.filters import Cost
+from accountant.histories import History
+from benchmarks.measure import medians, times
 
 Form: TypeAlias = Representation | Literal["automatic"]
 COST = Cost(rho=tuple(range(1, 16)), delta=1)
@@ -69,13 +69,11 @@ def line(case: Case, representation: Form, array_nanoseconds: float) -> str:
     for number, cut in enumerate(case.cuts):
         cohorts.charge(cut, holding(f"cut {number}"))
         cohorts.resolve(f"cut {number}", committing(f"cut {number}"))
-    seconds = []
-    for number in range(REPEATS + 1):
-        start = perf_counter()
-        cohorts.charge(case.scope, holding(f"hold {number}"))
-        seconds.append(perf_counter() - start)
-        cohorts.resolve(f"hold {number}", voiding(f"hold {number}"))
-    split = median(seconds[1:])  # the first one may have changed the form
+    split = medians(  # the round that is not counted may change the form
+        {"hold": lambda: cohorts.charge(case.scope, holding("hold"))},
+        repeats=REPEATS,
+        reset=lambda: cohorts.resolve("hold", voiding("hold")),
+    )["hold"]
     nanoseconds = split * 1e9 / len(case.scope)
     return COLUMNS.format(
         case.kind,
@@ -87,7 +85,7 @@ def line(case: Case, representation: Form, array_nanoseconds: float) -> str:
         f"{nanoseconds:.3f}",
         f"{cohorts.nbytes / case.size:.4f}",
         f"{array_nanoseconds:.1f}",
-        f"{array_nanoseconds / nanoseconds:.1f}x",
+        times(array_nanoseconds / nanoseconds),
     )
 
 
@@ -98,13 +96,12 @@ def array_update(sums: NDArray[np.int64], case: Case) -> float:
     places: Iterable[slice | NDArray[np.intp]] = [part for part in case.slices if part.stop <= len(sums)] or [
         np.frombuffer(scope.to_array(), dtype=np.uint32).astype(np.intp)
     ]
-    seconds = []
-    for _ in range(3):
-        start = perf_counter()
+
+    def add() -> None:
         for place in places:
             sums[place] += price
-        seconds.append(perf_counter() - start)
-    return median(seconds) * 1e9 / sum(len(sums[place]) for place in places)
+
+    return medians({"add": add}, repeats=3)["add"] * 1e9 / sum(len(sums[place]) for place in places)
 
 
 def holding(release: str) -> Callable[[History], History]:

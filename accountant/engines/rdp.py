@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final, TypeAlias, assert_never
 
 import numpy as np
@@ -42,16 +43,15 @@ from accountant.units import RELATIVE_MARGIN, exact
 Orders: TypeAlias = tuple[float, ...]
 Floats: TypeAlias = NDArray[np.float64]
 
-#: Where `epsilon` looks for the best order. Any grid is sound; a finer one is tighter.
+#: Where `epsilon` looks for the best order, before it looks closer between the neighbours of that. Any grid is sound.
 ORDERS: Final[Orders] = (
-    *(1 + step / 20 for step in range(1, 20)),
-    *(2 + step / 4 for step in range(8)),
-    *map(float, range(4, 64)),
-    *map(float, (72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024)),
+    *(1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0),
+    *(192.0, 256.0, 384.0, 512.0, 768.0, 1024.0),
 )
+_STEPS_BETWEEN: Final = 8
 
 _LEAST_SIGMA: Final = 1e-6  # below it sampling is not counted, and no exponent overflows
-_MAX_NODES: Final = 2**17  # of one quadrature
+_MAX_NODES: Final = 2**15  # of one quadrature
 _QUADRATURE_EXPONENT: Final = 90.0  # quadrature error is e^-90 of the integral's scale
 _TAIL_EXPONENT: Final = 700.0  # truncated tails are e^-700 of theirs
 _WIDTH: Final = 39.0  # in standard deviations: 39²/2 − 700 leaves e^60 for polynomial factors
@@ -87,23 +87,38 @@ def _sum(values: Sequence[float]) -> float:
 def epsilon(event: Event, *, delta: float, adjacency: Adjacency) -> float:
     """The smallest ε that the curve proves at `delta`, rounded up.
 
-    The conversion of Canonne, Kamath & Steinke 2020 (Proposition 12), best over `ORDERS`:
-    ε = ρ + ln(1 − 1/α) − (ln δ + ln α) / (α − 1), with δ less the approximate parts.
+    The conversion of Canonne, Kamath & Steinke 2020 (Proposition 12):
+    ε = ρ + ln(1 − 1/α) − (ln δ + ln α) / (α − 1), with δ less the approximate parts. Times α − 1 it is convex in α, so
+    ε falls and then rises with α, and the best order is a neighbour of the best on a coarse grid.
     """
-    cost = curve(event, ORDERS, adjacency)
-    spare = exact(delta) - cost.delta
+    coarse = curve(event, ORDERS, adjacency)
+    spare = exact(delta) - coarse.delta
     if spare < 0:
         return math.inf
-    candidates = [math.inf]
-    if cost.pure is not None:
-        candidates.append(_up(cost.pure))
-    if spare > 0:
-        alpha = np.array(ORDERS)
-        log_delta = math.log(spare)
-        terms = np.log1p(-1 / alpha), -(log_delta + np.log(alpha)) / (alpha - 1)
-        slack = RELATIVE_MARGIN * (cost.rho + sum(map(np.abs, terms)))
-        candidates.append(float(np.min(cost.rho + sum(terms) + slack)))
-    return max(0.0, min(candidates))
+    pure = math.inf if coarse.pure is None else _up(coarse.pure)
+    if spare == 0:
+        return pure
+    log_spare = math.log(spare)
+    first = _converted(ORDERS, coarse.rho, log_spare)
+    closer = _between(int(np.argmin(first)))
+    second = _converted(closer, curve(event, closer, adjacency).rho, log_spare)
+    return max(0.0, min(pure, float(first.min()), float(second.min())))
+
+
+def _converted(orders: Orders, rho: Floats, log_delta: float) -> Floats:
+    alpha = np.array(orders)
+    shrink, slope = np.log1p(-1 / alpha), -(log_delta + np.log(alpha)) / (alpha - 1)
+    epsilon: Floats = rho + shrink + slope + RELATIVE_MARGIN * (rho + np.abs(shrink) + np.abs(slope))
+    return epsilon
+
+
+def _between(place: int) -> Orders:
+    """Orders around one of `ORDERS`, the same ones between two neighbours whichever of them was best."""
+    return tuple(
+        low + (high - low) * step / _STEPS_BETWEEN
+        for low, high in pairwise(ORDERS[max(0, place - 1) : place + 2])
+        for step in range(1, _STEPS_BETWEEN)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -261,7 +276,7 @@ def _sampled_gaussian(orders: Orders, q: float, sigma: float, adjacency: Adjacen
 
     Add/remove: P = (1−q) N(0, σ²) + q N(1, σ²) against Q = N(0, σ²), which is the larger direction at every order
     (Mironov, Talwar & Zhang 2019, Theorems 4 and 5). Replace-one: the record contributes +1 to P and −1 to Q when it is
-    sampled (Lebeda, Regehr, Kamath & Steinke 2024), a pair that is its own mirror image.
+    sampled (Lebeda, Regehr, Kamath & Steinke 2024; Schuchardt et al. 2024), a pair that is its own mirror image.
     """
     shift = 2 if adjacency == "replace_one" else 1
     unsampled: Floats = np.array(orders) / 2 * np.square(shift / np.float64(sigma))

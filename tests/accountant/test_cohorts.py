@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyroaring import BitMap, FrozenBitMap
 
 from accountant import cohorts as module
-from accountant.cohorts import UNTOUCHED, Cohorts, History, Representation, Spending
+from accountant.cohorts import Cohorts, Representation
 from accountant.errors import InvalidInput, UnknownRelease
 from accountant.filters import Cost
+from accountant.histories import UNTOUCHED, History, Spending
 
 LEDGERS = ("", "task one", "task two")
 REPRESENTATIONS: tuple[Representation, ...] = ("bitmaps", "dense")

@@ -1,0 +1,211 @@
+"""Calibration errs on the private side, and by no more than it says."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accountant import account, calibrate_noise_multiplier, calibrate_steps
+from accountant.calibration import (
+    LEAST_NOISE,
+    dp_sgd,
+    largest_pure_epsilon,
+    least_noise_factor,
+    least_noise_multiplier,
+    most_steps,
+    most_times,
+    noisier,
+    remaining,
+)
+from accountant.errors import InvalidInput, Unattainable
+from accountant.events import (
+    KINDS,
+    MAX_TIMES,
+    ZCDP,
+    Adjacency,
+    ApproxDP,
+    Composed,
+    Event,
+    Gaussian,
+    L2Laplace,
+    Laplace,
+    NonPrivate,
+    PartitionSelection,
+    PoissonSampled,
+    PureDP,
+    Repeated,
+)
+from accountant.filters import Filter, Preset
+
+epsilons = st.floats(0.05, 20)
+deltas = st.sampled_from([1e-3, 1e-5, 1e-8])
+rates = st.sampled_from([1.0, 0.5, 0.01, 1e-4])
+step_counts = st.integers(1, 20_000)
+adjacencies: st.SearchStrategy[Adjacency] = st.sampled_from(["add_remove", "add_remove", "add_remove", "replace_one"])
+
+
+@given(epsilon=epsilons, delta=deltas, rate=rates, steps=step_counts, adjacency=adjacencies)
+def test_the_calibrated_noise_keeps_the_promise_and_no_less_does(
+    epsilon: float, delta: float, rate: float, steps: int, adjacency: Adjacency
+) -> None:
+    noise = calibrate_noise_multiplier(
+        epsilon=epsilon, delta=delta, sampling_probability=rate, steps=steps, adjacency=adjacency
+    )
+
+    def upper(multiplier: float) -> float:
+        event = dp_sgd(noise_multiplier=multiplier, sampling_probability=rate, steps=steps)
+        return account(event, delta=delta, adjacency=adjacency).upper
+
+    assert upper(noise) <= epsilon
+    assert noise == LEAST_NOISE or upper(noise * (1 - 1e-6)) > epsilon
+
+
+@given(epsilon=epsilons, delta=deltas, rate=rates, noise=st.floats(0.5, 50), adjacency=adjacencies)
+def test_the_calibrated_steps_keep_the_promise_and_no_more_do(
+    epsilon: float, delta: float, rate: float, noise: float, adjacency: Adjacency
+) -> None:
+    steps = calibrate_steps(
+        epsilon=epsilon, delta=delta, noise_multiplier=noise, sampling_probability=rate, adjacency=adjacency
+    )
+
+    def upper(count: int) -> float:
+        event = dp_sgd(noise_multiplier=noise, sampling_probability=rate, steps=count)
+        return account(event, delta=delta, adjacency=adjacency).upper
+
+    assert steps == 0 or upper(steps) <= epsilon
+    assert upper(steps + 1) > epsilon
+
+
+@given(
+    budget=st.builds(
+        Filter.of, epsilon=st.floats(0.2, 10), delta=deltas, preset=st.sampled_from(["mixed", "gaussian"])
+    ),
+    used=st.sampled_from([0.0, 0.5, 0.99]),
+    rate=rates,
+    steps=st.integers(1, 2_000),
+    releases=st.integers(1, 50),
+)
+def test_a_plan_for_what_a_cohort_has_left_is_admitted_release_by_release(
+    budget: Filter, *, used: float, rate: float, steps: int, releases: int
+) -> None:
+    best = max(budget.orders, key=lambda order: budget.limits.rho[budget.orders.index(order)] / order)
+    rho = used * budget.limits.rho[budget.orders.index(best)] / 10**12  # of the best order's limit
+    committed = budget.price(ZCDP(rho=max(0.0, rho / best)), "add_remove")
+    fits = remaining(budget, committed, releases=releases)
+    noise = least_noise_multiplier(fits, sampling_probability=rate, steps=steps)
+    cost = budget.price(dp_sgd(noise_multiplier=noise, sampling_probability=rate, steps=steps), "add_remove")
+    total = committed
+    for _ in range(releases):
+        total = total + cost
+        assert budget.admits(total)
+    less = dp_sgd(noise_multiplier=noise * (1 - 1e-6), sampling_probability=rate, steps=steps)
+    assert noise == LEAST_NOISE or not budget.admits(committed + budget.price(less, "add_remove") * releases)
+
+
+@given(
+    epsilon=st.floats(0.01, 100), releases=st.integers(1, 1000), preset=st.sampled_from(["mixed", "gaussian", "pure"])
+)
+def test_a_pure_plan_deals_out_whole_units(epsilon: float, releases: int, preset: Preset) -> None:
+    budget = Filter.of(epsilon=epsilon, delta=1e-6, preset=preset)
+    share = largest_pure_epsilon(budget, budget.nothing, releases=releases)
+    assert budget.admits(budget.price(PureDP(epsilon=share), "add_remove") * releases)
+    more = PureDP(epsilon=share + 1e-9 * max(1.0, share))
+    assert not budget.admits(budget.price(more, "add_remove") * releases)
+
+
+def test_the_most_steps_that_a_budget_admits() -> None:
+    budget = Filter.of(epsilon=3.0, delta=1e-5)
+    fits = remaining(budget, budget.nothing)
+    steps = most_steps(fits, noise_multiplier=1.0, sampling_probability=0.01)
+    assert fits(dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=steps))
+    assert not fits(dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=steps + 1))
+
+
+def test_the_analytic_gaussian_is_calibrated_to_its_published_noise() -> None:
+    # The figures of the prototype card: δ = 1e-5, ε = 1 and 8, both adjacencies.
+    for epsilon, adjacency, noise in (
+        (1.0, "add_remove", 3.7306),
+        (1.0, "replace_one", 7.4613),
+        (8.0, "add_remove", 0.6002),
+        (8.0, "replace_one", 1.2005),
+    ):
+        answer = calibrate_noise_multiplier(epsilon=epsilon, delta=1e-5, adjacency=adjacency)  # type: ignore[arg-type]
+        assert answer == pytest.approx(noise, abs=1e-4)
+
+
+def test_what_cannot_be_had_is_said() -> None:
+    budget = Filter.of(epsilon=1.0, delta=1e-5, preset="pure")
+    with pytest.raises(Unattainable, match="no noise multiplier up to 1e\\+09 fits"):
+        least_noise_multiplier(remaining(budget, budget.nothing))
+    assert most_steps(remaining(budget, budget.nothing), noise_multiplier=5.0) == 0
+    with pytest.raises(Unattainable, match="no factor for the noise"):
+        least_noise_factor(lambda _: False)
+
+
+def test_counts_are_found_up_to_the_limit() -> None:
+    for truth in (0, 1, 2, 3, 1000, 12345, MAX_TIMES - 1, MAX_TIMES):
+        assert most_times(lambda times, truth=truth: times <= truth) == truth  # type: ignore[misc]
+    assert most_times(lambda times: times <= 7, most=5) == 5
+    assert most_times(lambda _: True, most=1) == 1
+    assert most_times(lambda _: False, most=1) == 0
+
+
+NOISIER: dict[Event, Event] = {
+    Gaussian(noise_multiplier=1.5): Gaussian(noise_multiplier=3.0),
+    Laplace(scale=0.5): Laplace(scale=1.0),
+    L2Laplace(scale=0.5): L2Laplace(scale=1.0),
+    PureDP(epsilon=1.0): PureDP(epsilon=0.5),
+    ApproxDP(epsilon=1.0, delta=1e-7): ApproxDP(epsilon=0.5, delta=1e-7),
+    ZCDP(rho=1.0): ZCDP(rho=0.25),
+    PartitionSelection(epsilon=1.0, delta=1e-7): PartitionSelection(epsilon=0.5, delta=1e-7),
+    NonPrivate(): NonPrivate(),
+    PoissonSampled(sampling_probability=0.1, event=Gaussian(noise_multiplier=1.0)): PoissonSampled(
+        sampling_probability=0.1, event=Gaussian(noise_multiplier=2.0)
+    ),
+    Repeated(times=3, event=PureDP(epsilon=1.0)): Repeated(times=3, event=PureDP(epsilon=0.5)),
+    Composed(events=(PureDP(epsilon=1.0), Laplace(scale=1.0))): Composed(
+        events=(PureDP(epsilon=0.5), Laplace(scale=2.0))
+    ),
+}
+
+
+def test_twice_the_noise_of_every_kind() -> None:
+    assert {type(event) for event in NOISIER} == set(KINDS.values())
+    for event, doubled in NOISIER.items():
+        assert noisier(event, 2.0) == doubled
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"sampling_probability": 0.0}, "sampling_probability"),
+        ({"sampling_probability": 1.1}, "sampling_probability"),
+        ({"steps": 0}, "steps"),
+        ({"steps": 10**30}, "steps"),
+        ({"steps": 2.5}, "steps"),
+        ({"adjacency": "neighbours"}, "adjacency"),
+    ],
+)
+def test_a_wrong_argument_is_named(changes: dict[str, Any], argument: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        calibrate_noise_multiplier(**{"epsilon": 1.0, "delta": 1e-5, **changes})
+    assert error.value.argument == argument
+
+
+def test_wrong_counts_and_factors_are_named() -> None:
+    budget = Filter.of(epsilon=1.0, delta=1e-5)
+    calls: dict[str, Any] = {
+        "releases": lambda: remaining(budget, budget.nothing, releases=0),
+        "factor": lambda: noisier(PureDP(epsilon=1.0), 0.0),
+        "noise_multiplier": lambda: calibrate_steps(epsilon=1.0, delta=1e-5, noise_multiplier=0.0),
+    }
+    for argument, call in calls.items():
+        with pytest.raises(InvalidInput) as error:
+            call()
+        assert error.value.argument == argument
