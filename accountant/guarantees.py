@@ -93,23 +93,20 @@ class Guarantee:
 
     def meaning(self) -> str:
         """What the promise means as attack odds, in sentences that an officer can read."""
-        secret = "was in the data" if self.adjacency == "add_remove" else "had one value or another"
+        secret = "was in the data" if self.adjacency == "add_remove" else "had one value and not another"
         if self.proof_status != "proved":
-            return (
-                f"This is not a proved promise: its status is {self.proof_status}. Do not rely on the odds of {self}."
-            )
+            return f"This is not a proved promise: its status is {self.proof_status}. Do not rely on {self}."
         if self.epsilon == math.inf:
             return f"This promises nothing: what was released may show for certain whether a {self.unit} {secret}."
-        found = ", ".join(
-            f"{_percent(self.true_positive_rate(rate))} where 1 in {round(1 / rate):,} of the others is accused wrongly"
-            for rate in _FALSE_POSITIVE_RATES
+        found = "; ".join(
+            f"for 1 in {round(1 / rate):,}, {_percent(self.true_positive_rate(rate))}" for rate in _FALSE_POSITIVE_RATES
         )
         return (
-            f"Whoever sees every release, knows everything about everyone else, and guesses whether one {self.unit} "
-            f"{secret}, is right at most {_percent(self.best_guess())} of the time (a coin: 50 %). "
-            f"Of those it is true of, such a guesser finds at most {found}. "
-            f"A suspicion of 1 in 100 grows to at most {_percent(self.posterior(0.01, false_positive_rate=0.01))} when "
-            f"such an accusation, wrong for 1 in 100 of the others, falls on a {self.unit}."
+            "Take an attacker who has seen every release and knows everything about everyone else. Asked whether one "
+            f"{self.unit} {secret}, the attacker is right at most {_percent(self.best_guess())} of the time (a coin: "
+            f"50 %). Whoever says a wrong yes for so many finds at most this share of the true ones: {found}. A yes of "
+            "the second kind turns a suspicion of 1 in 100 into at most "
+            f"{_percent(self.posterior(0.01, false_positive_rate=0.01))}."
         )
 
 
