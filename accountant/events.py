@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import chain
+from itertools import chain, count
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never, cast, get_args
 
 from accountant.errors import InvalidDocument, InvalidInput
 from accountant.units import (
@@ -33,7 +33,7 @@ Adjacency: TypeAlias = Literal["add_remove", "replace_one"]
 VERSION: Final = 1
 MAX_TIMES: Final = 10**12  # repetitions, also of nested repetitions together
 MAX_DEPTH: Final = 32
-MAX_NODES: Final = 100_000
+MAX_NODES: Final = 10_000
 
 
 def adjacency_of(value: object) -> Adjacency:
@@ -151,7 +151,7 @@ class PoissonSampled:
     def __post_init__(self) -> None:
         probability = real("sampling_probability", self.sampling_probability, PROBABILITY)
         object.__setattr__(self, "sampling_probability", probability)
-        inner = _shape_of(self.event)
+        inner = event_of(self.event).shape
         _set_shape(self, Shape(inner.depth + 1, inner.nodes + 1, inner.leaves))
 
 
@@ -165,7 +165,7 @@ class Repeated:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", whole("times", self.times, least=1, most=MAX_TIMES))
-        inner = _shape_of(self.event)
+        inner = event_of(self.event).shape
         _set_shape(self, Shape(inner.depth + 1, inner.nodes + 1, inner.leaves * self.times))
 
 
@@ -180,7 +180,7 @@ class Composed:
         if not isinstance(self.events, tuple | list):
             raise InvalidInput("events", self.events, "a list of events")
         object.__setattr__(self, "events", tuple(self.events))
-        inner = [_shape_of(event) for event in self.events]
+        inner = [event_of(event).shape for event in self.events]
         _set_shape(
             self,
             Shape(
@@ -213,6 +213,13 @@ KINDS: Final[Mapping[str, type[Event]]] = MappingProxyType(
     }
 )
 _KIND_OF: Final = MappingProxyType({kind: name for name, kind in KINDS.items()})
+
+
+def event_of(value: object) -> Event:
+    """`value` if it is an event, or an error that says what to do."""
+    if type(value) not in _KIND_OF:
+        raise InvalidInput("event", value, "an event (event_from_json makes one of a document)")
+    return cast(Event, value)
 
 
 def leaves(event: Event, times: int = 1) -> Iterator[tuple[Leaf, int]]:
@@ -252,8 +259,7 @@ def event_to_json(event: Event) -> dict[str, Any]:
     >>> event_to_json(Repeated(times=3, event=Gaussian(noise_multiplier=2)))
     {'version': 1, 'kind': 'repeated', 'times': 3, 'event': {'kind': 'gaussian', 'noise_multiplier': 2.0}}
     """
-    _shape_of(event)
-    return {"version": VERSION, **_to_json(event)}
+    return {"version": VERSION, **_to_json(event_of(event))}
 
 
 def event_from_json(document: Mapping[str, Any] | str | bytes) -> Event:
@@ -275,7 +281,7 @@ def event_from_json(document: Mapping[str, Any] | str | bytes) -> Event:
         if isinstance(version, bool) or version != VERSION:
             raise InvalidDocument("version", version, f"{VERSION}, the only version so far")
         document = {name: value for name, value in document.items() if name != "version"}
-    return _from_json(document, path="", depth=1)
+    return _from_json(document, path="", depth=1, number=count(1))
 
 
 def _to_json(event: Event) -> dict[str, Any]:
@@ -292,10 +298,13 @@ def _to_json(event: Event) -> dict[str, Any]:
     return document
 
 
-def _from_json(document: object, *, path: str, depth: int) -> Event:
+def _from_json(document: object, *, path: str, depth: int, number: Iterator[int]) -> Event:
+    """The event at `path`; `number` counts all events of the document, so that a hostile one is refused as it grows."""
     at = path or "event"
     if depth > MAX_DEPTH:
         raise InvalidDocument(at, "deeper nesting", f"at most {MAX_DEPTH} levels")
+    if next(number) > MAX_NODES:
+        raise InvalidDocument(at, "more events", f"at most {MAX_NODES} in one document")
     if not isinstance(document, Mapping):
         raise InvalidDocument(at, document, "an object with a kind")
     kind_name = document.get("kind")
@@ -312,15 +321,13 @@ def _from_json(document: object, *, path: str, depth: int) -> Event:
     values = dict(document)
     del values["kind"]
     if "event" in names:
-        values["event"] = _from_json(values["event"], path=_join(path, "event"), depth=depth + 1)
+        values["event"] = _from_json(values["event"], path=_join(path, "event"), depth=depth + 1, number=number)
     if "events" in names:
         if not isinstance(values["events"], list | tuple):
             raise InvalidDocument(_join(path, "events"), values["events"], "a list of events")
-        if len(values["events"]) > MAX_NODES:
-            raise InvalidDocument(_join(path, "events"), len(values["events"]), f"at most {MAX_NODES} events")
         values["events"] = tuple(
-            _from_json(part, path=_join(path, f"events[{number}]"), depth=depth + 1)
-            for number, part in enumerate(values["events"])
+            _from_json(part, path=_join(path, f"events[{place}]"), depth=depth + 1, number=number)
+            for place, part in enumerate(values["events"])
         )
     try:
         return kind(**values)
@@ -340,12 +347,6 @@ def _join(path: str, name: str) -> str:
 
 def _fields(kind: type[Event]) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind) if each.init)
-
-
-def _shape_of(event: object) -> Shape:
-    if type(event) not in _KIND_OF:
-        raise InvalidInput("event", event, "an event of accountant.events")
-    return event.shape  # type: ignore[attr-defined, no-any-return]
 
 
 def _set_shape(event: PoissonSampled | Repeated | Composed, shape: Shape) -> None:

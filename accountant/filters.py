@@ -29,7 +29,7 @@ import numpy as np
 
 from accountant.engines import rdp
 from accountant.errors import InvalidInput
-from accountant.events import Adjacency, Event, adjacency_of
+from accountant.events import Adjacency, Event, adjacency_of, event_of
 from accountant.units import (
     FAILURE_PROBABILITY,
     RHO_UNITS_PER_NAT,
@@ -40,6 +40,7 @@ from accountant.units import (
     charged_delta,
     charged_rho,
     exact,
+    log,
     nats_down,
     nats_up,
     real,
@@ -186,7 +187,7 @@ class Filter:
     def _limits(self) -> Cost:
         finite = []
         for order, weight in zip(self.orders, self.weights, strict=True):
-            log_share = math.log(weight * self.delta_filter)
+            log_share = log(weight * self.delta_filter)
             terms = (self.epsilon, -math.log1p(-1 / order), (log_share + math.log(order)) / (order - 1))
             # Each term is right to a few parts in 1e16; the margin takes 1e-12 of their sizes off.
             margin = 1e-12 * sum(map(abs, terms))
@@ -200,7 +201,7 @@ class Filter:
 
     def price(self, event: Event, adjacency: Adjacency) -> Cost:
         """What one sealed release takes from this filter, rounded up."""
-        return _price(event, self.orders, adjacency_of(adjacency))
+        return _price(event_of(event), self.orders, adjacency_of(adjacency))
 
     def cost(self, *, rho: Sequence[float], delta: float = 0.0) -> Cost:
         """A cost from a known curve: ρ per order and the pure ε last (∞ where there is none), rounded up."""

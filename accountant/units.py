@@ -37,6 +37,11 @@ def exact(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
+def log(value: Fraction) -> float:
+    """The logarithm of a fraction that may be too small for a float."""
+    return math.log(value.numerator) - math.log(value.denominator)
+
+
 def charged_rho(value: float | Fraction) -> int:
     """Units that cover a loss of `value` nats: rounded up; infinity saturates.
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from accountant.engines import closed_form, rdp
 from accountant.engines.closed_form import Interval
-from accountant.events import Adjacency, Event, adjacency_of
+from accountant.events import Adjacency, Event, adjacency_of, event_of
 from accountant.units import POSITIVE_FAILURE_PROBABILITY, real
 
 Engine: TypeAlias = Callable[[Event, float, Adjacency], Interval]
@@ -55,6 +55,7 @@ def account(event: Event, *, delta: float, adjacency: Adjacency = "add_remove") 
     >>> account(Gaussian(noise_multiplier=3.7306), delta=1e-5)  # doctest: +ELLIPSIS
     Account(lower=1.0000..., upper=1.0000..., delta=1e-05, adjacency='add_remove', engine='closed_form', version='1')
     """
+    event = event_of(event)
     delta = real("delta", delta, POSITIVE_FAILURE_PROBABILITY)
     adjacency = adjacency_of(adjacency)
     answers = {name: engine(event, delta, adjacency) for name, engine in ENGINES.items()}

@@ -38,7 +38,7 @@ from accountant.events import (
     PureDP,
     counted,
 )
-from accountant.units import RELATIVE_MARGIN, exact
+from accountant.units import RELATIVE_MARGIN, exact, log
 
 Orders: TypeAlias = tuple[float, ...]
 Floats: TypeAlias = NDArray[np.float64]
@@ -98,7 +98,7 @@ def epsilon(event: Event, *, delta: float, adjacency: Adjacency) -> float:
     pure = math.inf if coarse.pure is None else _up(coarse.pure)
     if spare == 0:
         return pure
-    log_spare = math.log(spare)
+    log_spare = log(spare)
     first = _converted(ORDERS, coarse.rho, log_spare)
     closer = _between(int(np.argmin(first)))
     second = _converted(closer, curve(event, closer, adjacency).rho, log_spare)
