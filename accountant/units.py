@@ -28,6 +28,9 @@ SATURATED: Final = 10**40
 RELATIVE_MARGIN: Final = 1e-10
 
 
+_WITH_MARGIN: Final = ((1 + Fraction(RELATIVE_MARGIN)) * RHO_UNITS_PER_NAT).as_integer_ratio()
+
+
 def exact(value: float) -> Fraction:
     """The decimal that a float prints as, as a fraction.
 
@@ -47,11 +50,11 @@ def charged_rho(value: float | Fraction) -> int:
 
     A float is an approximation and gets `RELATIVE_MARGIN`; a fraction is exact and gets none.
     """
-    if isinstance(value, float):
-        if math.isinf(value):
-            return SATURATED
-        value = Fraction(value) * (1 + Fraction(RELATIVE_MARGIN))
-    return min(math.ceil(value * RHO_UNITS_PER_NAT), SATURATED)
+    if value == math.inf:
+        return SATURATED
+    numerator, denominator = value.as_integer_ratio()
+    over, under = _WITH_MARGIN if isinstance(value, float) else (RHO_UNITS_PER_NAT, 1)
+    return min(-(-numerator * over // (denominator * under)), SATURATED)
 
 
 def charged_delta(value: Fraction) -> int:

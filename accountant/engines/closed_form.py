@@ -118,6 +118,8 @@ def _parts(event: Event, adjacency: Adjacency) -> list[_Part]:
                 shifts[sensitivity / exact(leaf.scale), isinstance(leaf, Laplace)] += times
             case ZCDP(rho=0) | PoissonSampled(sampling_probability=0):
                 pass
+            case PoissonSampled() if not _parts(leaf.event, adjacency):
+                pass
             case ZCDP() | PoissonSampled() | NonPrivate():
                 others[leaf] += times
             case _:
@@ -185,17 +187,13 @@ def gaussian_delta(epsilon: float, mu: float) -> Interval:
     Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) (Balle & Wang 2018, Theorem 8).
     """
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    if near < 0:  # no cancellation to fear: the first term is at least 1/2
-        first, second = float(ndtr(-near)), _scaled_tail(far) * math.exp(-near * near / 2)
-        value = first - second
-        error = 1e-14
-    else:
-        # e^ε φ(far) = φ(near): both terms share the factor φ(near), what differs is Mills' ratio
-        density = math.exp(-near * near / 2)
-        first, second = density * _scaled_tail(near), density * _scaled_tail(far)
-        value = first - second
-        error = 1e-14 * first * (1 + near * near) + _TINY
-    return Interval(max(0.0, value - error), value + error)
+    # e^ε φ(far) = φ(near): both terms have the factor φ(near); what differs is Mills' ratio.
+    density = math.exp(-near * near / 2)
+    first = density * _scaled_tail(near) if near > 0 else float(ndtr(-near))
+    second = density * _scaled_tail(far)
+    # Rounding of the two terms, of the factor, and of near and far themselves (and of the μ that they come from).
+    error = 1e-14 * first * (1 + near * near) + 4e-15 * density * far + _TINY
+    return Interval(max(0.0, first - second - error), first - second + error)
 
 
 def _scaled_tail(value: float) -> float:
@@ -209,10 +207,10 @@ def _solve_three_points(part: _ThreePoints, delta: float) -> Interval:
     largest = float(total) if total <= _LARGEST else math.inf
     caught = math.fsum(times * math.log1p(-float(own)) for own, times in part.deltas)  # ln Π(1 − δ_i)
     # 1 − Π(1 − δ_i) (1 − δ(ε)) ≤ δ  ⇔  δ(ε) ≤ 1 − (1 − δ) / Π(1 − δ_i)
-    spare = -math.expm1(math.log1p(-delta) - caught)
     slack = 1e-15 * (1 - caught + delta)
-    if spare + slack < 0:
+    if math.log1p(-delta) - caught > slack:
         return _UNBOUNDED
+    spare = -math.expm1(math.log1p(-delta) - caught)
     if part.folds > _MAX_FOLDS or largest == math.inf:
         return Interval(0.0, math.nextafter(largest, math.inf) if spare > slack else math.inf)
     profile = _folded(float(part.epsilon), part.folds)
@@ -234,7 +232,9 @@ def _folded(epsilon: float, folds: int) -> Profile:
 
     def profile(target: float) -> Interval:
         value = float(np.sum(weights * -np.expm1(np.minimum(target - losses, 0.0))))
-        return Interval(value * (1 - _DELTA_MARGIN), value * (1 + _DELTA_MARGIN))
+        # of the weights, and of the differences between losses and target
+        error = _DELTA_MARGIN * value + 4e-16 * (target + losses[0]) * float(np.sum(weights[losses > target]))
+        return Interval(value - error, value + error)
 
     return profile
 
@@ -243,20 +243,23 @@ def _solve(profile: Profile, delta: float, *, start: float) -> Interval:
     """ε at which the falling profile reaches `delta`: the upper end surely does, the lower end surely not yet."""
     if not math.isfinite(start):
         return Interval(0.0, math.inf)
-    upper = _first(lambda epsilon: profile(epsilon).upper <= delta, start)
-    lower = _first(lambda epsilon: profile(epsilon).lower <= delta, start)
-    return Interval(lower if lower == 0.0 else math.nextafter(lower, 0.0), upper)
+    _, upper = _edge(lambda epsilon: profile(epsilon).upper <= delta, start)
+    lower, _ = _edge(lambda epsilon: profile(epsilon).lower <= delta, start)
+    return Interval(lower, upper)
 
 
-def _first(reached: Callable[[float], bool], start: float) -> float:
-    """The smallest ε ≥ 0, to the last digits of a float, from which on `reached` holds; ∞ if it never does."""
+def _edge(reached: Callable[[float], bool], start: float) -> tuple[float, float]:
+    """The ε ≥ 0 from which on `reached` holds, between neighbouring floats: not yet at the first, surely at the second.
+
+    (0, 0) if it always holds, (∞, ∞) if it never does.
+    """
     if reached(0.0):
-        return 0.0
+        return 0.0, 0.0
     low, high = 0.0, max(start, 1.0)
     while not reached(high):
         low, high = high, 2 * high
         if not math.isfinite(high):
-            return math.inf
+            return math.inf, math.inf
     while (middle := (low + high) / 2) not in (low, high) and high - low > 1e-15 * high:
         low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    return low, high

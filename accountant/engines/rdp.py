@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, TypeAlias, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from accountant import partition
 from accountant.events import (
@@ -51,10 +50,12 @@ ORDERS: Final[Orders] = (
 _STEPS_BETWEEN: Final = 8
 
 _LEAST_SIGMA: Final = 1e-6  # below it sampling is not counted, and no exponent overflows
+_LEAST_RATE: Final = 1e-100  # a lower one is charged like this one, and nothing underflows
 _MAX_NODES: Final = 2**15  # of one quadrature
-_QUADRATURE_EXPONENT: Final = 90.0  # quadrature error is e^-90 of the integral's scale
-_TAIL_EXPONENT: Final = 700.0  # truncated tails are e^-700 of theirs
-_WIDTH: Final = 39.0  # in standard deviations: 39²/2 − 700 leaves e^60 for polynomial factors
+_QUADRATURE_EXPONENT: Final = 60.0  # quadrature error is e^-60 of the integral's scale
+_TAIL_EXPONENT: Final = 200.0  # truncated tails are e^-200 of what the sampled part contributes
+_LARGEST_EXPONENT: Final = 690.0  # beyond it e^x overflows
+_SMALL: Final = 0.02  # where a series serves better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class Curve:
 def curve(event: Event, orders: Orders, adjacency: Adjacency) -> Curve:
     """The curve of a whole tree: the sum over its leaves, the same to the last digit in whatever order they stand."""
     parts = [_times(_leaf_curve(leaf, orders, adjacency), times) for leaf, times in counted(event).items()]
+    if len(parts) == 1:
+        return parts[0]
     pures = [part.pure for part in parts]
     return Curve(
         rho=np.array([_sum([float(part.rho[place]) for part in parts]) for place in range(len(orders))]),
@@ -189,8 +192,9 @@ def randomised_response(alpha: Floats, pure: Fraction, *, delta: Fraction = Frac
     half = _float(pure) / 2
     near = np.minimum(alpha * half, 1.0) / alpha  # `half`, or so small that nothing overflows where it is not used
     small = np.log1p(2 * np.sinh(alpha * near) * np.sinh((alpha - 1) * near) / np.cosh(near))
-    # ln cosh x = x + ln(1 + e^-2x) − ln 2, once above and once below the line
-    large = 2 * (alpha - 1) * half + np.log1p(np.exp(-2 * (2 * alpha - 1) * half)) - math.log1p(math.exp(-2 * half))
+    # ln cosh x = x + ln(1 + e^-2x) − ln 2, above the line and below it; the two logarithms are taken as one
+    wrong = 1 / (1 + math.exp(min(2 * half, 700.0)))
+    large = 2 * (alpha - 1) * half + np.log1p(wrong * np.expm1(-4 * (alpha - 1) * half))
     return Curve(rho=np.where(alpha * half < 1, small, large) / (alpha - 1), pure=pure, delta=delta)
 
 
@@ -204,7 +208,7 @@ def _laplace(alpha: Floats, shift: float) -> Floats:
         return np.full_like(alpha, math.inf)
     up, down = alpha / (2 * alpha - 1), (alpha - 1) / (2 * alpha - 1)
     small = np.log1p(up * _exp_beyond_linear((alpha - 1) * shift) + down * _exp_beyond_linear(-alpha * shift))
-    large = np.log(up) + (alpha - 1) * shift + np.log1p(down / up * np.exp(-(2 * alpha - 1) * shift))
+    large = (alpha - 1) * shift + np.log1p(down * np.expm1(-(2 * alpha - 1) * shift))
     return np.where(alpha * shift < 1, small, large) / (alpha - 1)
 
 
@@ -266,7 +270,7 @@ def _amplified(pure: Fraction, q: float, inner: Sequence[tuple[Leaf, int]], adja
 
 def _log_mixture(q: float, exponent: float) -> float:
     """ln(1 − q + q e^exponent)."""
-    if exponent < 1:
+    if abs(exponent) < 1:
         return math.log1p(q * math.expm1(exponent))
     return float(np.logaddexp(math.log1p(-q), math.log(q) + exponent))
 
@@ -282,25 +286,35 @@ def _sampled_gaussian(orders: Orders, q: float, sigma: float, adjacency: Adjacen
     unsampled: Floats = np.array(orders) / 2 * np.square(shift / np.float64(sigma))
     if not orders or sigma < _LEAST_SIGMA:
         return unsampled
+    q = max(q, _LEAST_RATE)
     if adjacency == "replace_one":
         return np.minimum(unsampled, _quadrature(orders, q, sigma, adjacency))
     # D_α increases with α, so the next integer order bounds a fractional one where quadrature gives up.
-    sampled = _integer_orders(tuple(math.ceil(alpha) for alpha in orders), q, sigma)
-    fractional = np.array([alpha % 1 != 0 for alpha in orders])
-    if fractional.any():
-        between = tuple(alpha for alpha in orders if alpha % 1 != 0)
+    sampled = _integer_orders(tuple(map(math.ceil, orders)), q, sigma)
+    fractional = [place for place, alpha in enumerate(orders) if alpha % 1]
+    if fractional:
+        between = tuple(orders[place] for place in fractional)
         sampled[fractional] = np.minimum(sampled[fractional], _quadrature(between, q, sigma, adjacency))
     return np.minimum(unsampled, sampled)
 
 
+class _Terms(NamedTuple):
+    """k = 2 … α for one order after the other, with what does not depend on the mechanism."""
+
+    k: Floats
+    log_binomials: Floats
+    remaining: Floats  # α − k
+    starts: NDArray[np.int64]  # where each order's run begins
+    lengths: NDArray[np.int64]
+
+
 @lru_cache(maxsize=64)
-def _log_binomials(orders: tuple[int, ...]) -> Floats:
-    """ln C(α, k) per order and k ≥ 2; −∞ where k > α."""
-    table = np.full((len(orders), max(orders) + 1), -np.inf)
-    for row, alpha in enumerate(orders):
-        for k in range(2, alpha + 1):
-            table[row, k] = math.log(math.comb(alpha, k))
-    return table[:, 2:]
+def _terms(orders: tuple[int, ...]) -> _Terms:
+    lengths = np.array(orders) - 1
+    k = np.concatenate([np.arange(2.0, order + 1) for order in orders])
+    logs = [math.log(math.comb(order, k)) for order in orders for k in range(2, order + 1)]
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    return _Terms(k, np.array(logs), np.repeat(np.array(orders, dtype=float), lengths) - k, starts, lengths)
 
 
 def _integer_orders(orders: tuple[int, ...], q: float, sigma: float) -> Floats:
@@ -309,82 +323,129 @@ def _integer_orders(orders: tuple[int, ...], q: float, sigma: float) -> Floats:
     E_Q[(P/Q)^α] − 1 = Σ_{k≥2} C(α,k) (1−q)^(α−k) q^k (e^(k(k−1)/2σ²) − 1): the binomial weights sum to 1, and taking
     that 1 out leaves only positive terms.
     """
-    table = _log_binomials(orders)
-    alpha = np.array(orders, dtype=np.float64)
-    k = np.arange(2, 2 + table.shape[1], dtype=np.float64)
+    terms = _terms(orders)
+    k = np.arange(2.0, max(orders) + 1)
     exponent = k * (k - 1) / (2 * sigma * sigma)
     # ln(e^x − 1), exact for small and for large x
     log_growth = np.where(exponent > 30, exponent, np.log(np.expm1(np.minimum(exponent, 30.0))))
-    remaining = np.where(np.isfinite(table), alpha[:, None] - k, 0.0)
-    log_terms = table + remaining * math.log1p(-q) + (k * math.log(q) + log_growth)
-    peak = log_terms.max(axis=1)
-    log_excess = peak + np.log(np.exp(log_terms - peak[:, None]).sum(axis=1))
-    rho: Floats = np.logaddexp(0.0, log_excess) / (alpha - 1)
+    per_k = k * math.log(q) + log_growth
+    log_terms = terms.log_binomials + terms.remaining * math.log1p(-q) + per_k[terms.k.astype(np.int64) - 2]
+    peak = np.maximum.reduceat(log_terms, terms.starts)
+    total = np.add.reduceat(np.exp(log_terms - np.repeat(peak, terms.lengths)), terms.starts)
+    rho: Floats = np.logaddexp(0.0, peak + np.log(total)) / terms.lengths
     return rho
+
+
+@lru_cache(maxsize=64)
+def _octaves(orders: Orders) -> list[tuple[NDArray[np.bool_], Floats]]:
+    """Orders within a factor of two, which share the nodes of a quadrature: where they stand, and they themselves."""
+    octaves = np.floor(np.log2(orders))
+    return [(octaves == octave, np.array(orders)[octaves == octave]) for octave in sorted(set(octaves.tolist()))]
 
 
 def _quadrature(orders: Orders, q: float, sigma: float, adjacency: Adjacency) -> Floats:
-    """Any orders by quadrature; those within a factor of two share their nodes. ∞ where it takes too many."""
+    """Any orders by quadrature; ∞ where it would take too many nodes or overflow."""
+    rule = _trapezoid_replaced if adjacency == "replace_one" else _trapezoid_added
     rho = np.empty(len(orders))
-    octaves = np.floor(np.log2(orders))
-    for octave in np.unique(octaves):
-        members = octaves == octave
-        rho[members] = _trapezoid(np.array(orders)[members], q, sigma, adjacency)
+    for members, alpha in _octaves(orders):
+        rho[members] = rule(alpha, q, sigma)
     return rho
 
 
-def _trapezoid(alpha: Floats, q: float, sigma: float, adjacency: Adjacency) -> Floats:
-    """The trapezoidal rule with a proved error bound.
+def _trapezoid_added(alpha: Floats, q: float, sigma: float) -> Floats:
+    """The trapezoidal rule for add/remove, with a proved error bound.
 
-    With A and B the densities of P and Q over that of N(0, σ²), E_Q[(P/Q)^α] − 1 = ∫ Q ψ(P/Q − 1), where
-    ψ(u) = (1+u)^α − 1 − αu ≥ 0. A and B have no zero with |Im z| < πσ², so on a strip of half-width θσ² the integrand
-    is analytic, and its integral is at most M = e^(θ²σ²/2) (cos(θ)^(1−α) I + 1 + 2α), without the cosine where B = 1.
-    The rule with step h then errs by at most 2M / (e^(2πθσ²/h) − 1) (Trefethen & Weideman 2014, Theorem 5.1). h is the
-    largest step for which that is e^−90 (I + 1 + 2α).
+    With A the density of P over that of Q = N(0, σ²), E_Q[A^α] − 1 = ∫ Q ψ(A − 1), where ψ(u) = (1+u)^α − 1 − αu ≥ 0.
+    A has no zero with |Im z| < πσ², so on a strip of half-width θσ² the integrand is analytic, and its integral is at
+    most M = e^(θ²σ²/2) (I + 1 + 2α). The rule with step h then errs by at most 2M / (e^(2πθσ²/h) − 1) (Trefethen &
+    Weideman 2014, Theorem 5.1). h is a step for which that is e^−60 (I + 1 + 2α).
     """
-    replace_one = adjacency == "replace_one"
-    variance, largest = sigma * sigma, float(alpha.max())
-    theta = np.linspace(0.01, 1.5 if replace_one else 3.1, 128)
-    distance = -(largest - 1) * np.log(np.cos(theta)) if replace_one else 0.0
-    exponent = _QUADRATURE_EXPONENT + math.log(2) + 1e-9 + theta * theta * variance / 2 + distance
+    variance, largest = sigma * sigma, float(alpha[-1])
+    tail = _TAIL_EXPONENT - largest * math.log(q)
+    base = _QUADRATURE_EXPONENT + math.log(2) + 1e-9
+    theta = min(3.1, math.sqrt(2 * base) / sigma)
+    step = 2 * math.pi * theta * variance / (base + theta * theta * variance / 2)
+    reach = _width(tail) * sigma
+    exponents = (largest + reach) / variance, largest * (largest - 1) / (2 * variance)  # of A, and of the integral
+    if (largest + 2 * reach) / step > _MAX_NODES or max(exponents) > _LARGEST_EXPONENT:
+        return np.full_like(alpha, math.inf)
+    x = np.arange(-reach, largest + reach, step)
+    change = q * np.expm1((x - 0.5) / variance)
+    orders, log_weight = alpha[:, None], x * x * (-0.5 / variance)
+    weight = np.exp(log_weight)
+    integrand = np.where(
+        np.abs(orders * change) < _SMALL,
+        _power_series(orders, change) * weight,
+        np.exp(orders * np.log1p(change) + log_weight) - (1 + orders * change) * weight,
+    )
+    excess = integrand.sum(axis=1) * (step / math.sqrt(2 * math.pi * variance))
+    scale = excess + 2 + 2 * alpha
+    # Beyond the nodes: A^α is at most e^(α(2x−1)/2σ²), a Gaussian tail around α; the rest is at most (1 + 2α) Q.
+    error = scale * (math.exp(-_QUADRATURE_EXPONENT) + math.exp(-tail)) + np.exp(
+        alpha * (alpha - 1) / (2 * variance) - tail
+    )
+    rho: Floats = np.log1p(excess + error) / (alpha - 1)
+    return rho
+
+
+def _width(tail: float) -> float:
+    """Standard deviations beyond which a Gaussian's mass is e^−tail, with e^60 left for polynomial factors."""
+    return math.sqrt(2 * (tail + 60))
+
+
+def _power_series(alpha: Floats, change: Floats) -> Floats:
+    """(1+u)^α − 1 − αu where αu is small, by Horner: C(α,2)u² (1 + (α−2)u/3 (1 + (α−3)u/4 (…)))."""
+    near = np.clip(change, -1.0, 1.0)
+    series = np.zeros(np.broadcast_shapes(alpha.shape, change.shape))
+    for j in range(9, 2, -1):
+        series = (alpha - j + 1) / j * near * (1 + series)
+    value: Floats = alpha * (alpha - 1) / 2 * near * near * (1 + series)
+    return value
+
+
+def _trapezoid_replaced(alpha: Floats, q: float, sigma: float) -> Floats:
+    """The trapezoidal rule for replace-one, in logarithms, with a proved error bound.
+
+    As for add/remove, with B the density of Q over that of N(0, σ²): E_Q[(P/Q)^α] − 1 = ∫ Q ψ(A/B − 1). Where θ < π/2,
+    |B| on the strip is at least cos(θ) B, so M = e^(θ²σ²/2) (cos(θ)^(1−α) I + 1 + 2α).
+    """
+    variance, largest = sigma * sigma, float(alpha[-1])
+    log_q, log_not_q = math.log(q), math.log1p(-q)
+    tail = _TAIL_EXPONENT - largest * log_q
+    theta = np.linspace(0.01, 1.5, 128)
+    exponent = (
+        _QUADRATURE_EXPONENT + math.log(2) + 1e-9 + theta * theta * variance / 2 - (largest - 1) * np.log(np.cos(theta))
+    )
     step = float(np.max(2 * math.pi * theta * variance / exponent))
-    left, right = -1 - _WIDTH * sigma, (2 * largest - 1 if replace_one else largest) + _WIDTH * sigma
+    left, right = -1 - _width(tail) * sigma, 2 * largest - 1 + _width(tail) * sigma
     if (right - left) / step > _MAX_NODES:
         return np.full_like(alpha, math.inf)
     x = np.arange(left, right, step)
-    log_weight = -x * x / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
-    log_q, log_not_q = math.log(q), math.log1p(-q)
     forward, backward = (2 * x - 1) / (2 * variance), (-2 * x - 1) / (2 * variance)
-    log_ratio = np.logaddexp(log_not_q, log_q + forward)
-    log_cap = alpha * (alpha - 1) / (2 * variance)
+    log_b = np.logaddexp(log_not_q, log_q + backward)
+    log_ratio = np.logaddexp(log_not_q, log_q + forward) - log_b
     with np.errstate(over="ignore"):
-        if replace_one:
-            log_b = np.logaddexp(log_not_q, log_q + backward)
-            log_weight, log_ratio = log_weight + log_b, log_ratio - log_b
-            up, down = np.exp(log_q + forward - log_b), np.exp(log_q + backward - log_b)
-            # A/B − 1; the difference of two nearly equal terms is taken by expm1
-            change = np.where(np.abs(x) < variance / 2, down * np.expm1(np.clip(2 * x / variance, -1, 1)), up - down)
-            # beyond the last node B ≥ 1 − q, and B ≥ q e^backward
-            log_cap = np.minimum(log_cap - (alpha - 1) * log_not_q, 4 * log_cap - (alpha - 1) * log_q)
-        else:
-            change = q * np.expm1(forward)
+        up, down = np.exp(log_q + forward - log_b), np.exp(log_q + backward - log_b)
+        # A/B − 1; the difference of two nearly equal terms is taken by expm1
+        change = np.where(np.abs(x) < variance / 2, down * np.expm1(np.clip(2 * x / variance, -1, 1)), up - down)
+    log_weight = -x * x / (2 * variance) - 0.5 * math.log(2 * math.pi * variance) + log_b
     log_terms = log_weight + _log_power_beyond_linear(alpha[:, None], change, log_ratio)
-    log_sum = logsumexp(log_terms, axis=1) + math.log(step)
+    peak = log_terms.max(axis=1)
+    log_sum = peak + np.log(np.exp(log_terms - peak[:, None]).sum(axis=1)) + math.log(step)
+    # Beyond the last node B ≥ 1 − q, and B ≥ q e^backward: a Gaussian tail around α, or around 2α − 1.
+    log_cap = alpha * (alpha - 1) / (2 * variance)
+    log_cap = np.minimum(log_cap - (alpha - 1) * log_not_q, 4 * log_cap - (alpha - 1) * log_q)
     log_scale = np.logaddexp(np.logaddexp(0.0, log_sum), np.log(1 + 2 * alpha))
-    log_error = np.logaddexp(log_scale - _QUADRATURE_EXPONENT, np.maximum(log_cap, log_scale) - _TAIL_EXPONENT)
+    log_error = np.logaddexp(log_scale - _QUADRATURE_EXPONENT, np.maximum(log_cap, log_scale) - tail)
     rho: Floats = np.logaddexp(0.0, np.logaddexp(log_sum, log_error)) / (alpha - 1)
     return rho
 
 
 def _log_power_beyond_linear(alpha: Floats, change: Floats, log_ratio: Floats) -> Floats:
     """ln((1+u)^α − 1 − αu), where u = `change` and ln(1+u) = `log_ratio`; each formula where it is exact."""
-    is_small = alpha * np.abs(change) < 0.02
-    near = np.where(is_small, change, 0.0)
-    series = np.zeros_like(near)
-    for j in range(9, 2, -1):  # Horner: C(α,2)u² (1 + (α−2)u/3 (1 + (α−3)u/4 (…)))
-        series = (alpha - j + 1) / j * near * (1 + series)
+    is_small = alpha * np.abs(change) < _SMALL
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        small = np.log(alpha * (alpha - 1) / 2 * near * near * (1 + series))
+        small = np.log(_power_series(alpha, np.where(is_small, change, 0.0)))
         # log1p keeps the digits of a small change that the ratio of two densities has lost
         power = alpha * np.where(np.abs(change) < 0.5, np.log1p(np.clip(change, -0.5, 0.5)), log_ratio)
         middle = np.log(np.expm1(np.minimum(power, 50.0)) - alpha * np.minimum(change, 1e30))
