@@ -68,7 +68,7 @@ def calibrate_noise_multiplier(
     steps: int = 1,
     adjacency: Adjacency = "add_remove",
 ) -> float:
-    """The least noise multiplier with which DP-SGD is (ε, δ)-DP, right to nine digits and never below.
+    """The least noise multiplier from 0.001 on with which DP-SGD is (ε, δ)-DP, right to nine digits and never below.
 
     >>> round(calibrate_noise_multiplier(epsilon=1.0, delta=1e-5), 4)
     3.7306
@@ -91,7 +91,7 @@ def calibrate_steps(
 
 
 def least_noise_multiplier(fits: Fits, *, sampling_probability: float = 1.0, steps: int = 1) -> float:
-    """The least noise multiplier with which DP-SGD fits, right to nine digits and never below."""
+    """The least noise multiplier from 0.001 on with which DP-SGD fits, right to nine digits and never below."""
     sampling_probability = real("sampling_probability", sampling_probability, _SAMPLING)
     steps = whole("steps", steps, least=1, most=MAX_TIMES)
 
@@ -136,8 +136,8 @@ def largest_pure_epsilon(budget: Filter, used: Cost, *, releases: int = 1) -> fl
 
 
 def least_noise_factor(fits: Callable[[float], bool]) -> float:
-    """The least factor from 1 on by which all noise must grow to fit (see `noisier`), never below."""
-    return _least(fits, 1.0, MOST_NOISE, what="factor for the noise")
+    """The least factor from 1 on by which all noise must grow to fit (see `noisier`): four digits, never below."""
+    return _least(fits, 1.0, MOST_NOISE, what="factor for the noise", precision=1e-4)
 
 
 def noisier(event: Event, factor: float) -> Event:
@@ -174,7 +174,9 @@ def noisier(event: Event, factor: float) -> Event:
             assert_never(event)
 
 
-def _least(fits: Callable[[float], bool], least: float, most: float, *, what: str) -> float:
+def _least(
+    fits: Callable[[float], bool], least: float, most: float, *, what: str, precision: float = _PRECISION
+) -> float:
     if fits(least):
         return least
     low, high = least, max(1.0, 2 * least)
@@ -182,7 +184,7 @@ def _least(fits: Callable[[float], bool], least: float, most: float, *, what: st
         if high == most:
             raise Unattainable(f"no {what} up to {most:g} fits")
         low, high = high, min(2 * high, most)
-    while high > low * (1 + _PRECISION):
+    while high > low * (1 + precision):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high

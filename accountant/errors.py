@@ -17,6 +17,7 @@ from reprlib import Repr
 _shortened = Repr()
 _shortened.maxstring = _shortened.maxother = 60
 _MAX_DIGITS = 60
+_MAX_NAME = 300
 
 
 class AccountantError(Exception):
@@ -28,7 +29,8 @@ class InvalidInput(AccountantError, ValueError):
 
     def __init__(self, argument: str, value: object, expected: str) -> None:
         self.argument, self.value, self.expected = argument, value, expected
-        super().__init__(f"{argument}: expected {expected}, got {_shown(value)}")
+        name = argument if len(argument) <= _MAX_NAME else argument[: _MAX_NAME - 1] + "…"
+        super().__init__(f"{name}: expected {expected}, got {_shown(value)}")
 
 
 class InvalidDocument(InvalidInput):
@@ -50,4 +52,7 @@ class UnknownRelease(AccountantError, LookupError):
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**_MAX_DIGITS:
         return f"an integer of {value.bit_length()} bits"
-    return _shortened.repr(value)
+    try:
+        return _shortened.repr(value)
+    except ValueError:  # Python refuses to print an integer inside
+        return f"a {type(value).__name__}"

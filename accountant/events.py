@@ -246,11 +246,25 @@ def leaves(event: Event, times: int = 1) -> Iterator[tuple[Leaf, int]]:
 
 
 def counted(event: Event) -> dict[Leaf, int]:
-    """Every different leaf with the number of times that it runs: the same for all ways to write one composition."""
+    """Every different leaf with the number of times that it runs, without those that say nothing about anybody.
+
+    It is the same for all ways to write one composition.
+    """
     counts: dict[Leaf, int] = {}
     for leaf, times in leaves(event):
-        counts[leaf] = counts.get(leaf, 0) + times
+        if not _is_free(leaf):
+            counts[leaf] = counts.get(leaf, 0) + times
     return counts
+
+
+def _is_free(leaf: Leaf) -> bool:
+    match leaf:
+        case PureDP(epsilon=0) | ApproxDP(epsilon=0, delta=0) | ZCDP(rho=0):
+            return True
+        case PoissonSampled():
+            return leaf.sampling_probability == 0 or not counted(leaf.event)
+        case _:
+            return False
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
@@ -273,7 +287,9 @@ def event_from_json(document: Mapping[str, Any] | str | bytes) -> Event:
     """
     if isinstance(document, str | bytes):
         try:
-            document = json.loads(document)
+            document = json.loads(document, object_pairs_hook=_without_duplicates)
+        except InvalidDocument:
+            raise
         except (ValueError, RecursionError) as reason:
             raise InvalidDocument("document", document, f"a JSON object ({reason})") from None
     if isinstance(document, Mapping):
@@ -282,6 +298,15 @@ def event_from_json(document: Mapping[str, Any] | str | bytes) -> Event:
             raise InvalidDocument("version", version, f"{VERSION}, the only version so far")
         document = {name: value for name, value in document.items() if name != "version"}
     return _from_json(document, path="", depth=1, number=count(1))
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; the text is what is stored and audited, so no field may stand in it twice."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise InvalidDocument(max(names, key=names.count), names, "every field once")
+    return document
 
 
 def _to_json(event: Event) -> dict[str, Any]:
@@ -314,10 +339,11 @@ def _from_json(document: object, *, path: str, depth: int, number: Iterator[int]
     names = _fields(kind)
     for name in document:
         if name != "kind" and name not in names:
-            raise InvalidDocument(_join(path, str(name)), document[name], "no such field: " + _fields_in_words(kind))
+            shown = name if isinstance(name, str) else "a name that is no text"
+            raise InvalidDocument(_join(path, shown), document[name], "no such field: " + _fields_in_words(kind))
     for name in names:
         if name not in document:
-            raise InvalidDocument(_join(path, name), None, "this field: " + _fields_in_words(kind))
+            raise InvalidDocument(_join(path, name), "nothing", "this field: " + _fields_in_words(kind))
     values = dict(document)
     del values["kind"]
     if "event" in names:

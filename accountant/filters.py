@@ -52,7 +52,7 @@ ORDERS: Final[rdp.Orders] = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.
 
 _BUDGET_DELTA: Final = Range("0, or a number from 1e-30 to below 1", lambda value: value == 0 or 1e-30 <= value < 1)
 _BUDGET_EPSILON: Final = Range("a number in (0, 1000]", lambda value: 0 < value <= 1000)
-_ORDER: Final = Range("orders in (1, 1024]", lambda value: 1 < value <= 1024)
+_ORDER: Final = Range("orders from 1.01 to 1024", lambda value: 1.01 <= value <= 1024)
 _MAX_ORDERS: Final = 64
 _GAUSSIAN_ORDERS: Final = 3
 
@@ -160,8 +160,8 @@ class Filter:
             raise InvalidInput("preset", preset, " or ".join(map(repr, get_args(Preset))))
         default = total if preset == "pure" else total / 2
         parts = default if delta_parts is None else exact(real("delta_parts", delta_parts, FAILURE_PROBABILITY))
-        if parts > total:
-            raise InvalidInput("delta_parts", delta_parts, f"at most delta, {delta!r}")
+        if parts > total or (parts == total > 0 and preset != "pure"):
+            raise InvalidInput("delta_parts", delta_parts, f"below delta, {delta!r}, of which the filter needs a share")
 
         def with_orders(orders: rdp.Orders) -> Filter:
             return cls(

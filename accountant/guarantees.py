@@ -60,8 +60,10 @@ class Guarantee:
         min(1, e^ε a + δ, 1 − e^−ε (1 − δ − a)) at the false positive rate a, rounded up.
         """
         rate = real("false_positive_rate", false_positive_rate, PROBABILITY)
-        growth = math.exp(min(self.epsilon, 700.0))
-        bound = min(1.0, growth * rate + self.delta, 1 - (1 - self.delta - rate) / growth)
+        if self.epsilon == math.inf:
+            return 1.0
+        grown = math.exp(min(self.epsilon + math.log(rate), 1.0)) if rate else 0.0  # anything above 1 will do
+        bound = min(1.0, grown + self.delta, 1 - (1 - self.delta - rate) * math.exp(-self.epsilon))
         return min(1.0, max(rate, bound * (1 + 1e-12)))
 
     def posterior(self, prior: float, *, false_positive_rate: float) -> float:
@@ -77,8 +79,8 @@ class Guarantee:
 
     def best_guess(self) -> float:
         """How often an attacker can be right about a fair coin: (e^ε + δ) / (e^ε + 1), rounded up."""
-        growth = math.exp(min(self.epsilon, 700.0))
-        return min(1.0, (growth + self.delta) / (growth + 1) * (1 + 1e-12))
+        shrink = math.exp(-self.epsilon)
+        return min(1.0, (1 + self.delta * shrink) / (1 + shrink) * (1 + 1e-12))
 
     def __str__(self) -> str:
         """The promise in one line.

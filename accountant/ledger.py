@@ -1,8 +1,8 @@
 """The ledger's rules: which releases are admitted, and what a life of holds, commits, voids and expiries adds up to.
 
 A release is a list of charges, and a charge is an event on a scope. `propose` decides and changes nothing; `apply`
-changes the cohorts as an entry says and decides nothing. Entries are the truth: `replay` gives the same cohorts from
-them at any time.
+changes the ledger as an entry says and decides nothing. Entries are the truth: `replay` gives the same ledger from
+them at any time, and prices every charge again when it is given the rules.
 
 Every datapoint has a budget for life, and every task may have one of its own: a second filter, with its own state, over
 the charges whose scope names that task. Both must admit. All charges of a release that meet in a datapoint are composed
@@ -23,13 +23,15 @@ from pyroaring import BitMap, FrozenBitMap
 from accountant.calibration import least_noise_factor, most_times, noisier
 from accountant.cohorts import Cohorts, Scope, Transition
 from accountant.errors import InvalidInput, Unattainable, UnknownRelease
-from accountant.events import Adjacency, Composed, Event, Repeated, adjacency_of
+from accountant.events import Adjacency, Composed, Event, Repeated, adjacency_of, event_of
 from accountant.filters import Cost, Explanation, Filter
 from accountant.guarantees import rounded_up
 from accountant.histories import History, Spending
 
 LIFELONG: Final = ""  # the name of the ledger over a datapoint's whole life; a task's own has the task's name
 MAX_CHARGES: Final = 1_000
+MAX_REGIONS: Final = 10_000  # disjoint sets into which the scopes of one release cut each other
+MAX_NAME: Final = 200
 
 OnExhausted: TypeAlias = Literal["deny", "trim"]
 Ledgers: TypeAlias = Mapping[str, Filter]
@@ -53,6 +55,9 @@ class Rules:
             raise InvalidInput("on_exhausted", self.on_exhausted, "'deny' or 'trim'")
         if LIFELONG in self.tasks:
             raise InvalidInput("tasks", LIFELONG, "names that are not empty")
+        for name, budget in self.ledgers.items():
+            if not isinstance(budget, Filter):
+                raise InvalidInput(f"tasks[{name!r}]" if name else "lifelong", budget, "a Filter")
 
     @property
     def ledgers(self) -> Ledgers:
@@ -67,6 +72,20 @@ class Charge:
     scope: Scope
     event: Event
     task: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scope, BitMap | FrozenBitMap):
+            raise InvalidInput("scope", self.scope, "a bitmap of ordinals")
+        object.__setattr__(self, "scope", FrozenBitMap(self.scope))  # a log must not change under its reader
+        event_of(self.event)
+        if self.task is not None:
+            _named("task", self.task)
+
+
+def _named(argument: str, value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME:
+        raise InvalidInput(argument, value, f"a name of 1 to {MAX_NAME} characters")
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +106,13 @@ class Registered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A release was admitted; it counts in full from here on."""
+    """A release was admitted; it counts in full from here on.
+
+    `charges` is what was proposed, `parts` what it costs whom: without those who were trimmed.
+    """
 
     release: str
+    charges: tuple[Charge, ...]
     parts: tuple[Part, ...]
 
 
@@ -115,6 +138,15 @@ class Voided:
 
 
 Entry: TypeAlias = Registered | Held | Committed | Expired | Voided
+Status: TypeAlias = Literal["held", "committed", "expired", "voided"]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A population's life so far: its cohorts, and what became of each release. A name is used once."""
+
+    cohorts: Cohorts = field(default_factory=Cohorts)
+    statuses: dict[str, Status] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +163,11 @@ class Reason:
     @property
     def message(self) -> str:
         """The reason as sentences."""
-        whose = "their lifelong budget" if self.ledger == LIFELONG else f"the budget of task {self.ledger!r}"
+        whose = "the lifelong budget" if self.ledger == LIFELONG else f"the budget of task {self.ledger!r}"
+        who = "1 datapoint" if self.datapoints == 1 else f"{self.datapoints:,} datapoints"
         where = "beyond any ε" if math.isinf(self.epsilon) else f"to ε = {rounded_up(self.epsilon, digits=6)}"
         return (
-            f"This release would bring {self.datapoints:,} datapoints {where}; {whose} is "
+            f"This release would bring {who} {where}; {whose} is "
             f"ε = {self.budget.epsilon:g} at δ = {self.budget.delta:g}: {self.explanation}."
         )
 
@@ -171,13 +204,16 @@ class Decision:
         return "denied" if self.hold is None else "admitted"
 
 
-def propose(cohorts: Cohorts, rules: Rules, *, release: str, charges: Sequence[Charge]) -> Decision:
+def propose(ledger: Ledger, rules: Rules, *, release: str, charges: Sequence[Charge]) -> Decision:
     """Decide on a release; nothing is changed until its hold is applied."""
+    if _named("release", release) in ledger.statuses:
+        raise InvalidInput("release", release, "a name that no release had before")
+    if not isinstance(charges, list | tuple) or not all(isinstance(charge, Charge) for charge in charges):
+        raise InvalidInput("charges", charges, "a list of Charge")
     if not 1 <= len(charges) <= MAX_CHARGES:
         raise InvalidInput("charges", len(charges), f"1 to {MAX_CHARGES} charges")
+    cohorts = ledger.cohorts
     regions = [_Region(*region, cohorts.touched(region[1])) for region in _regions(charges)]
-    if any(history.has_hold(release) for region in regions for history, _ in region.touched):
-        raise InvalidInput("release", release, "a release without an open hold")
     prices = _prices(rules, charges, regions)
     shortfalls = list(_shortfalls(rules, regions, prices))
     exhausted = {(short.region, short.history): short.datapoints for short in shortfalls}
@@ -194,7 +230,7 @@ def propose(cohorts: Cohorts, rules: Rules, *, release: str, charges: Sequence[C
     ]
     standings = [(_standing(rules.lifelong, history, LIFELONG), cost) for history, cost in kept]
     return Decision(
-        hold=None if denied else Held(release=release, parts=parts),
+        hold=None if denied else Held(release=release, charges=tuple(charges), parts=parts),
         reasons=reasons if denied else (),
         advice=tuple(_advice(rules, charges, regions, exhausted)) if denied else (),
         datapoints=datapoints,
@@ -204,46 +240,56 @@ def propose(cohorts: Cohorts, rules: Rules, *, release: str, charges: Sequence[C
     )
 
 
-def apply(cohorts: Cohorts, entry: Entry) -> None:
-    """Change the cohorts as the entry says."""
+def apply(ledger: Ledger, entry: Entry) -> None:
+    """Change the ledger as the entry says; one that holds a known name, or resolves what is not held, is refused."""
     match entry:
         case Registered(count=count):
-            cohorts.extend(count)
+            ledger.cohorts.extend(count)
         case Held(release=release, parts=parts):
+            if release in ledger.statuses:
+                raise InvalidInput("release", release, "a name that no release had before")
             for part in parts:
-                cohorts.charge(part.scope, _with_hold(release, part))
-        case Committed(release=release) | Expired(release=release):
-            cohorts.resolve(release, lambda history: history.commit(release))
+                ledger.cohorts.charge(part.scope, _with_hold(release, part))
+            ledger.statuses[release] = "held"
+        case Committed(release=release):
+            _resolve(ledger, release, "committed")
+        case Expired(release=release):
+            _resolve(ledger, release, "expired")
         case Voided(release=release):
-            cohorts.resolve(release, lambda history: history.void(release))
+            _resolve(ledger, release, "voided")
         case _:
             assert_never(entry)
+
+
+def _resolve(ledger: Ledger, release: str, status: Status) -> None:
+    if ledger.statuses.get(release) != "held":
+        raise UnknownRelease(release)
+    outcome = History.void if status == "voided" else History.commit
+    ledger.cohorts.resolve(release, lambda history: outcome(history, release))
+    ledger.statuses[release] = status
 
 
 def _with_hold(release: str, part: Part) -> Transition:
     return lambda history: history.hold(release, part.spending, part.touch)
 
 
-def replay(entries: Iterable[Entry]) -> Cohorts:
-    """The cohorts that a log of entries leads to; a log that resolves what is not held is refused."""
-    cohorts, held, seen = Cohorts(), set[str](), set[str]()
+def replay(entries: Iterable[Entry], *, rules: Rules | None = None) -> Ledger:
+    """The ledger that a log leads to. With the rules every charge is priced again, and a wrong price is refused."""
+    ledger = Ledger()
     for entry in entries:
-        match entry:
-            case Held(release=release):
-                if release in seen:
-                    raise InvalidInput("release", release, "a release that was not held before")
-                seen.add(release)
-                held.add(release)
-            case Committed(release=release) | Expired(release=release) | Voided(release=release):
-                if release not in held:
-                    raise UnknownRelease(release)
-                held.remove(release)
-            case Registered():
-                pass
-            case _:
-                assert_never(entry)
-        apply(cohorts, entry)
-    return cohorts
+        if rules is not None and isinstance(entry, Held):
+            _check_prices(rules, entry)
+        apply(ledger, entry)
+    return ledger
+
+
+def _check_prices(rules: Rules, held: Held) -> None:
+    for part in held.parts:
+        touching = [held.charges[int(number)] for number in part.touch.split(b",")]
+        if part.spending != tuple(sorted(_priced(rules, touching).items())):
+            raise InvalidInput("spending", part.touch, f"the price of these charges of release {held.release!r}")
+        if not all(part.scope.issubset(charge.scope) for charge in touching):
+            raise InvalidInput("scope", part.touch, f"datapoints that these charges of release {held.release!r} touch")
 
 
 class _Region(NamedTuple):
@@ -274,20 +320,23 @@ def _regions(charges: Sequence[Charge]) -> list[tuple[tuple[int, ...], BitMap]]:
             rest -= scope
             cut += [(touching, outside), ((*touching, number), inside)]
         regions = [region for region in (*cut, ((number,), rest)) if region[1]]
+        if len(regions) > MAX_REGIONS:
+            raise InvalidInput("charges", number + 1, f"scopes that cut each other into at most {MAX_REGIONS} sets")
     return regions
 
 
 def _prices(rules: Rules, charges: Sequence[Charge], regions: Sequence[_Region]) -> list[dict[str, Cost]]:
     """What the release costs each region, in every ledger that it touches."""
-    prices = []
-    for region in regions:
-        touching = [charges[number] for number in region.charges]
-        price = {LIFELONG: _price(rules.lifelong, rules.adjacency, touching)}
-        for task in {charge.task for charge in touching if charge.task in rules.tasks}:
-            assert task is not None
-            price[task] = _price(rules.tasks[task], rules.adjacency, [c for c in touching if c.task == task])
-        prices.append(price)
-    return prices
+    return [_priced(rules, [charges[number] for number in region.charges]) for region in regions]
+
+
+def _priced(rules: Rules, touching: Sequence[Charge]) -> dict[str, Cost]:
+    """What these charges of one release together cost a datapoint, in every ledger that they touch."""
+    price = {LIFELONG: _price(rules.lifelong, rules.adjacency, touching)}
+    for task, budget in rules.tasks.items():
+        if naming := [charge for charge in touching if charge.task == task]:
+            price[task] = _price(budget, rules.adjacency, naming)
+    return price
 
 
 def _price(budget: Filter, adjacency: Adjacency, charges: Sequence[Charge]) -> Cost:
@@ -371,11 +420,12 @@ def _advice(
 
     with suppress(Unattainable):
         factor = float(rounded_up(least_noise_factor(lambda factor: instead(with_noise(factor))), digits=5))
-        yield Advice(
-            kind="noise",
-            message=f"Noise {factor:g} times as large would be admitted.",
-            events=tuple(with_noise(factor)),
-        )
+        if instead(with_noise(factor)):
+            yield Advice(
+                kind="noise",
+                message=f"Noise {factor:g} times as large (or ε divided by it) would be admitted.",
+                events=tuple(with_noise(factor)),
+            )
     if len(charges) == 1 and isinstance(event := charges[0].event, Repeated) and event.times > 1:
         inner = event.event
         times = most_times(lambda times: instead([Repeated(times=times, event=inner)]), most=event.times - 1)
@@ -389,7 +439,6 @@ def _advice(
     if trimmed < sum(len(region.scope) for region in regions):
         yield Advice(
             kind="trim",
-            message=f"Without {trimmed:,} datapoints that have too little left, it would be admitted "
-            "(on_exhausted = trim).",
+            message=f"Without the {trimmed:,} that have too little left, it would be admitted (on_exhausted = trim).",
             datapoints=trimmed,
         )

@@ -1,7 +1,7 @@
 """The ledger's arithmetic: integers with a rounding direction.
 
-A privacy loss ρ is counted in units of 10⁻¹² nats, a δ in units of 10⁻³⁰. Decimal units are as fine as the binary 2⁻⁴⁰
-and 2⁻¹⁰⁰, and what people write down is exact in them: ten releases of ε = 0.1 use exactly a budget of ε = 1.
+A privacy loss ρ is counted in units of 10⁻¹² nats, a δ in units of 10⁻³⁰. The units are decimal because what people
+write down is exact in them: ten releases of ε = 0.1 use exactly a budget of ε = 1.
 
 A float is read as **the decimal that it prints as**, because that text is what a proposal says, what the ledger stores
 and what an officer reads. What is charged rounds up, what is allowed rounds down. Sums saturate at `SATURATED`, which

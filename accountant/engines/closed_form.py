@@ -1,8 +1,8 @@
 """Exact δ(ε) where a formula gives it: the oracle for the other engines, and the tightest answer where it applies.
 
 An event here is a *description*, so its true ε is that of the worst mechanism which the description allows:
-randomised response for `pure_dp`, the canonical three-point loss for `approx_dp` and `partition_selection`
-(Kairouz, Oh & Viswanath 2015).
+randomised response for `pure_dp`, the canonical three-point loss for `approx_dp` and for one
+`partition_selection` (Kairouz, Oh & Viswanath 2015).
 
 `bracket` always gives a lower bound: whoever sees the whole release also sees a part of it, so the ε of any part is
 one. It gives an upper bound below ∞ where the whole event has a closed form.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
@@ -25,6 +25,7 @@ from accountant.events import (
     ZCDP,
     Adjacency,
     ApproxDP,
+    Composed,
     Event,
     Gaussian,
     L2Laplace,
@@ -33,6 +34,7 @@ from accountant.events import (
     PartitionSelection,
     PoissonSampled,
     PureDP,
+    Repeated,
     counted,
 )
 from accountant.units import exact
@@ -40,6 +42,7 @@ from accountant.units import exact
 _MAX_FOLDS: Final = 10_000  # of identical three-point losses; beyond it the sum takes too long
 _DELTA_MARGIN: Final = 1e-9  # relative error of a summed δ; the analytic Gaussian states its own
 _TINY: Final = 1e-300
+_LEAST_SHIFT: Final = 1e-100  # of a Gaussian; a smaller one is charged like this
 _LARGEST: Final = 10**300  # an ε beyond it is not computed with
 
 
@@ -64,7 +67,8 @@ def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
         return _NOTHING
     intervals = [_solve_part(part, delta, adjacency) for part in parts]
     lower = max(interval.lower for interval in intervals)
-    return Interval(lower, intervals[0].upper if len(parts) == 1 else math.inf)
+    upper = intervals[0].upper if len(parts) == 1 else _solve_mixture(parts, delta)
+    return Interval(min(lower, upper), upper)
 
 
 class _Gaussians(NamedTuple):
@@ -74,11 +78,16 @@ class _Gaussians(NamedTuple):
 
 
 class _ThreePoints(NamedTuple):
-    """`folds` losses that are ±ε, or infinite with probability `delta` each."""
+    """`folds` losses that are ±ε, or infinite with probability `delta` each.
+
+    `attained` says that a mechanism can lose that much on every fold at once; several label releases cannot, since the
+    count at which a label may give itself away is not the one at which it loses ±ε.
+    """
 
     epsilon: Fraction
     deltas: tuple[tuple[Fraction, int], ...]
     folds: int
+    attained: bool = True
 
 
 class _Shift(NamedTuple):
@@ -97,10 +106,10 @@ _Part: TypeAlias = _Gaussians | _ThreePoints | _Shift | tuple[PoissonSampled | Z
 
 
 def _parts(event: Event, adjacency: Adjacency) -> list[_Part]:
-    """The event as independent parts, those that compose in closed form already put together; free ones left out."""
+    """The event as independent parts, those that compose in closed form already put together; never an empty one."""
     sensitivity = 2 if adjacency == "replace_one" else 1
     precisions: list[float] = []
-    three_points: defaultdict[Fraction, defaultdict[Fraction, int]] = defaultdict(lambda: defaultdict(int))
+    three_points: defaultdict[tuple[Fraction, bool], defaultdict[Fraction, int]] = defaultdict(lambda: defaultdict(int))
     shifts: defaultdict[tuple[Fraction, bool], int] = defaultdict(int)
     others: defaultdict[PoissonSampled | ZCDP | NonPrivate, int] = defaultdict(int)
     for leaf, times in counted(event).items():
@@ -108,26 +117,21 @@ def _parts(event: Event, adjacency: Adjacency) -> list[_Part]:
             case Gaussian():
                 precisions.append(times * (sensitivity / leaf.noise_multiplier) * (sensitivity / leaf.noise_multiplier))
             case PureDP():
-                three_points[exact(leaf.epsilon)][Fraction(0)] += times
+                three_points[exact(leaf.epsilon), True][Fraction(0)] += times
             case ApproxDP():
-                three_points[exact(leaf.epsilon)][exact(leaf.delta)] += times
+                three_points[exact(leaf.epsilon), True][exact(leaf.delta)] += times
             case PartitionSelection():
                 own = Fraction(partition.exact_delta(epsilon=leaf.epsilon, delta=leaf.delta))
-                three_points[exact(leaf.epsilon)][own] += times * sensitivity
+                three_points[exact(leaf.epsilon), False][own] += times * sensitivity
             case Laplace() | L2Laplace():
                 shifts[sensitivity / exact(leaf.scale), isinstance(leaf, Laplace)] += times
-            case ZCDP(rho=0) | PoissonSampled(sampling_probability=0):
-                pass
-            case PoissonSampled() if not _parts(leaf.event, adjacency):
-                pass
             case ZCDP() | PoissonSampled() | NonPrivate():
                 others[leaf] += times
             case _:
                 assert_never(leaf)
-    parts: list[_Part] = [_Gaussians(math.sqrt(sum(sorted(precisions))))] if precisions else []
-    for epsilon, deltas in three_points.items():
-        if epsilon or any(deltas):
-            parts.append(_ThreePoints(epsilon, tuple(deltas.items()), sum(deltas.values())))
+    parts: list[_Part] = [_Gaussians(max(math.sqrt(sum(sorted(precisions))), _LEAST_SHIFT))] if precisions else []
+    for (epsilon, attained), deltas in three_points.items():
+        parts.append(_ThreePoints(epsilon, tuple(deltas.items()), sum(deltas.values()), attained))
     parts += [_Shift(shift, times, scalar) for (shift, scalar), times in shifts.items()]
     return parts + list(others.items())
 
@@ -137,16 +141,20 @@ def _solve_part(part: _Part, delta: float, adjacency: Adjacency) -> Interval:
         case _Gaussians(mu):
             return _solve(lambda epsilon: gaussian_delta(epsilon, mu), delta, start=mu * mu / 2 + mu)
         case _ThreePoints():
-            return _solve_three_points(part, delta)
+            together = _solve_three_points(part, delta)
+            if part.attained or part.folds == 1:
+                return together
+            one = part._replace(deltas=((part.deltas[0][0], 1),), folds=1)
+            return Interval(_solve_three_points(one, delta).lower, together.upper)
         case _Shift(shift, times, in_one_dimension):
-            black_box = _solve_three_points(_ThreePoints(shift, ((Fraction(0), times),), times), delta)
+            black_box = _solve_three_points(_as_three_points(part), delta)
             if shift > _LARGEST:
                 return black_box
             # One Laplace release: δ(ε) = 1 − e^((ε − t)/2), so ε = t + 2 ln(1 − δ).
-            one = float(shift) + 2 * math.log1p(-delta)
+            single = float(shift) + 2 * math.log1p(-delta)
             slack = 1e-15 * (float(shift) + delta)
-            upper = max(0.0, one + slack) if in_one_dimension and times == 1 else black_box.upper
-            return Interval(max(0.0, one - slack), upper)
+            upper = max(0.0, single + slack) if in_one_dimension and times == 1 else black_box.upper
+            return Interval(max(0.0, single - slack), upper)
         case (PoissonSampled() as leaf, times):
             once = _solve_sampled(leaf, delta, adjacency)
             return once if times == 1 else Interval(once.lower, math.inf)
@@ -158,21 +166,48 @@ def _solve_part(part: _Part, delta: float, adjacency: Adjacency) -> Interval:
             assert_never(part)
 
 
+def _solve_mixture(parts: Sequence[_Part], delta: float) -> float:
+    """An upper bound for bounded losses of several sizes: as if all were as large as the largest; else ∞.
+
+    So weakening one of many equal releases never costs more.
+    """
+    bounded = [_as_three_points(part) for part in parts if isinstance(part, _ThreePoints | _Shift)]
+    if len(bounded) < len(parts):
+        return math.inf
+    deltas = tuple(entry for part in bounded for entry in part.deltas)
+    largest = _ThreePoints(max(part.epsilon for part in bounded), deltas, sum(part.folds for part in bounded))
+    return _solve_three_points(largest, delta).upper
+
+
+def _as_three_points(part: _ThreePoints | _Shift) -> _ThreePoints:
+    if isinstance(part, _ThreePoints):
+        return part
+    return _ThreePoints(part.shift, ((Fraction(0), part.times),), part.times)
+
+
 def _solve_sampled(leaf: PoissonSampled, delta: float, adjacency: Adjacency) -> Interval:
     """One sampled event: δ′(ln(1 + q(e^ε − 1))) = q δ(ε) under add/remove.
 
     It is an equality for the direction that loses more (Balle, Barthe & Gaboardi 2018, Theorem 2). Under replace-one
     joint convexity still gives δ′ ≤ q δ at the same ε.
     """
-    q = leaf.sampling_probability
-    if delta >= q:  # with probability 1 − q the record was not even looked at
-        return _NOTHING
-    inner = bracket(leaf.event, delta=delta / q, adjacency=adjacency)
+    rate, inner = exact(leaf.sampling_probability), counted(leaf.event)
+    while len(inner) == 1 and isinstance(nested := next(iter(inner)), PoissonSampled) and inner[nested] == 1:
+        rate, inner = rate * exact(nested.sampling_probability), counted(nested.event)  # a sample of a sample
+    event = Composed(events=tuple(Repeated(times=times, event=part) for part, times in inner.items()))
+    q = float(rate)
     if q == 1:
-        return inner
-    if adjacency == "replace_one":
-        return Interval(0.0, inner.upper)
-    return Interval(_amplified(inner.lower, q) * (1 - 1e-12), _amplified(inner.upper, q) * (1 + 1e-12))
+        return bracket(event, delta=delta, adjacency=adjacency)
+    share = exact(delta) / rate
+    if share >= 1:  # with probability 1 − q the record was not even looked at
+        return _NOTHING
+    # δ(ε) may jump just there, so the quotient is rounded against either end.
+    upper = bracket(event, delta=math.nextafter(float(share), 0.0), adjacency=adjacency).upper
+    above = math.nextafter(float(share), 1.0)
+    if adjacency == "replace_one" or above == 1 or any(isinstance(part, PoissonSampled) for part in inner):
+        return Interval(0.0, upper if adjacency == "replace_one" else _amplified(upper, q) * (1 + 1e-12))
+    lower = bracket(event, delta=above, adjacency=adjacency).lower
+    return Interval(_amplified(lower, q) * (1 - 1e-12), _amplified(upper, q) * (1 + 1e-12))
 
 
 def _amplified(epsilon: float, q: float) -> float:

@@ -50,11 +50,13 @@ ORDERS: Final[Orders] = (
 _STEPS_BETWEEN: Final = 8
 
 _LEAST_SIGMA: Final = 1e-6  # below it sampling is not counted, and no exponent overflows
+_MOST_SIGMA: Final = 1e9  # more noise is charged like this, and nothing underflows
 _LEAST_RATE: Final = 1e-100  # a lower one is charged like this one, and nothing underflows
 _MAX_NODES: Final = 2**15  # of one quadrature
 _QUADRATURE_EXPONENT: Final = 60.0  # quadrature error is e^-60 of the integral's scale
 _TAIL_EXPONENT: Final = 200.0  # truncated tails are e^-200 of what the sampled part contributes
 _LARGEST_EXPONENT: Final = 690.0  # beyond it e^x overflows
+_SMALLEST: Final = 5e-324
 _SMALL: Final = 0.02  # where a series serves better
 
 
@@ -133,8 +135,7 @@ def _leaf_curve(leaf: Leaf, orders: Orders, adjacency: Adjacency) -> Curve:
             case Gaussian():
                 return _without_pure(alpha / 2 * np.square(sensitivity / np.float64(leaf.noise_multiplier)))
             case ZCDP():
-                rho = alpha * leaf.rho
-                return _without_pure(rho) if leaf.rho else _nothing(orders)
+                return _without_pure(alpha * leaf.rho)
             case Laplace():
                 shift = sensitivity / exact(leaf.scale)
                 return Curve(rho=_laplace(alpha, _float(shift)), pure=shift, delta=Fraction(0))
@@ -157,17 +158,13 @@ def _leaf_curve(leaf: Leaf, orders: Orders, adjacency: Adjacency) -> Curve:
                 assert_never(leaf)
 
 
-def _nothing(orders: Orders) -> Curve:
-    return Curve(rho=np.zeros(len(orders)), pure=Fraction(0), delta=Fraction(0))
-
-
 def _without_pure(rho: Floats) -> Curve:
     return Curve(rho=rho, pure=None, delta=Fraction(0))
 
 
 def _times(one: Curve, times: int) -> Curve:
-    with np.errstate(over="ignore"):  # beyond the largest float is infinite
-        rho = times * one.rho
+    with np.errstate(over="ignore"):  # beyond the largest float is infinite, and below the smallest is not free
+        rho = np.maximum(times * one.rho, _SMALLEST)
     return Curve(rho=rho, pure=None if one.pure is None else times * one.pure, delta=times * one.delta)
 
 
@@ -228,8 +225,6 @@ def _poisson_sampled(leaf: PoissonSampled, orders: Orders, adjacency: Adjacency)
     """
     q = leaf.sampling_probability
     inner = list(counted(leaf.event).items())
-    if q == 0:
-        return _nothing(orders)
     if q == 1:
         return curve(leaf.event, orders, adjacency)
     if len(inner) == 1 and isinstance(nested := inner[0][0], PoissonSampled) and inner[0][1] == 1:
@@ -239,16 +234,17 @@ def _poisson_sampled(leaf: PoissonSampled, orders: Orders, adjacency: Adjacency)
     gaussians = [(part.noise_multiplier, times) for part, times in inner if isinstance(part, Gaussian)]
     if gaussians and len(gaussians) == len(inner):
         # Several Gaussians on one sample are one Gaussian of the summed precision.
-        sigma = 1 / math.sqrt(_sum([times / noise / noise for noise, times in gaussians]))
+        precision = _sum([times / noise / noise for noise, times in gaussians])
+        sigma = 1 / math.sqrt(max(precision, 1 / (_MOST_SIGMA * _MOST_SIGMA)))
         return _without_pure(_sampled_gaussian(orders, q, sigma, adjacency))
     full = curve(leaf.event, orders, adjacency)
-    if full.pure is None:
+    alone = len(inner) == 1 and inner[0][1] == 1
+    if full.pure is None or (full.delta and not alone):
+        # One split into good and bad part must serve all orders, so there is no best of both where δ > 0.
         return full
     pure = min(full.pure, _amplified(full.pure, q, inner, adjacency))
     sampled = randomised_response(np.array(orders), pure, delta=full.delta * exact(q))
-    if full.delta:  # one split into good and bad part must serve all orders: no best of both
-        return sampled
-    return Curve(rho=np.minimum(sampled.rho, full.rho), pure=pure, delta=Fraction(0))
+    return Curve(rho=np.minimum(sampled.rho, full.rho), pure=pure, delta=sampled.delta)
 
 
 def _amplified(pure: Fraction, q: float, inner: Sequence[tuple[Leaf, int]], adjacency: Adjacency) -> Fraction:
@@ -357,8 +353,8 @@ def _trapezoid_added(alpha: Floats, q: float, sigma: float) -> Floats:
 
     With A the density of P over that of Q = N(0, σ²), E_Q[A^α] − 1 = ∫ Q ψ(A − 1), where ψ(u) = (1+u)^α − 1 − αu ≥ 0.
     A has no zero with |Im z| < πσ², so on a strip of half-width θσ² the integrand is analytic, and its integral is at
-    most M = e^(θ²σ²/2) (I + 1 + 2α). The rule with step h then errs by at most 2M / (e^(2πθσ²/h) − 1) (Trefethen &
-    Weideman 2014, Theorem 5.1). h is a step for which that is e^−60 (I + 1 + 2α).
+    most M = e^(θ²σ²/2) (I + 2 + 2α). The rule with step h then errs by at most 2M / (e^(2πθσ²/h) − 1) (Trefethen &
+    Weideman 2014, Theorem 5.1). h is a step for which that is e^−60 (I + 2 + 2α).
     """
     variance, largest = sigma * sigma, float(alpha[-1])
     tail = _TAIL_EXPONENT - largest * math.log(q)
@@ -407,12 +403,12 @@ def _trapezoid_replaced(alpha: Floats, q: float, sigma: float) -> Floats:
     """The trapezoidal rule for replace-one, in logarithms, with a proved error bound.
 
     As for add/remove, with B the density of Q over that of N(0, σ²): E_Q[(P/Q)^α] − 1 = ∫ Q ψ(A/B − 1). Where θ < π/2,
-    |B| on the strip is at least cos(θ) B, so M = e^(θ²σ²/2) (cos(θ)^(1−α) I + 1 + 2α).
+    |B| on the strip is at least cos(θ) B, so M = e^(θ²σ²/2) (cos(θ)^(1−α) I + 2 + 2α).
     """
     variance, largest = sigma * sigma, float(alpha[-1])
     log_q, log_not_q = math.log(q), math.log1p(-q)
     tail = _TAIL_EXPONENT - largest * log_q
-    theta = np.linspace(0.01, 1.5, 128)
+    theta = np.geomspace(min(0.01, 1 / sigma), 1.5, 128)
     exponent = (
         _QUADRATURE_EXPONENT + math.log(2) + 1e-9 + theta * theta * variance / 2 - (largest - 1) * np.log(np.cos(theta))
     )
@@ -435,7 +431,7 @@ def _trapezoid_replaced(alpha: Floats, q: float, sigma: float) -> Floats:
     # Beyond the last node B ≥ 1 − q, and B ≥ q e^backward: a Gaussian tail around α, or around 2α − 1.
     log_cap = alpha * (alpha - 1) / (2 * variance)
     log_cap = np.minimum(log_cap - (alpha - 1) * log_not_q, 4 * log_cap - (alpha - 1) * log_q)
-    log_scale = np.logaddexp(np.logaddexp(0.0, log_sum), np.log(1 + 2 * alpha))
+    log_scale = np.logaddexp(log_sum, np.log(2 + 2 * alpha))
     log_error = np.logaddexp(log_scale - _QUADRATURE_EXPONENT, np.maximum(log_cap, log_scale) - tail)
     rho: Floats = np.logaddexp(0.0, np.logaddexp(log_sum, log_error)) / (alpha - 1)
     return rho

@@ -34,6 +34,9 @@ ADJACENCIES: Final[tuple[Adjacency, ...]] = get_args(Adjacency)
 #: For laws that run once per kind and adjacency: a fifth of the profile's examples each.
 fewer: Final = settings(max_examples=max(5, settings().max_examples // 5))
 
+#: For laws whose oracle takes a second.
+rare: Final = settings(max_examples=max(5, settings().max_examples // 10))
+
 
 def between(low: float, high: float) -> SearchStrategy[float]:
     """Numbers of all sizes from `low` to `high`, both positive."""

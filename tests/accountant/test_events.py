@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import FrozenInstanceError, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -183,7 +183,7 @@ small_trees = st.recursive(
 def test_counts_multiply_through_the_tree(event: Event) -> None:
     runs = Counter(naive_leaves(event))
     assert counted(event) == runs
-    unfolded = Counter({leaf: 0 for leaf in runs})
+    unfolded = Counter(dict.fromkeys(runs, 0))
     for leaf, times in leaves(event):
         unfolded[leaf] += times
     assert unfolded == runs
@@ -219,7 +219,7 @@ def test_a_number_is_its_value_and_not_its_type() -> None:
     assert Gaussian(noise_multiplier=1) == Gaussian(noise_multiplier=1.0) == Gaussian(noise_multiplier=np.float64(1))
     assert len({Gaussian(noise_multiplier=1), Gaussian(noise_multiplier=1.0)}) == 1
     assert type(Gaussian(noise_multiplier=1).noise_multiplier) is float
-    assert type(Repeated(times=np.int64(3), event=NonPrivate()).times) is int
+    assert type(Repeated(times=cast(int, np.int64(3)), event=NonPrivate()).times) is int
     assert event_from_json('{"kind": "pure_dp", "epsilon": 1}') == PureDP(epsilon=1.0)
 
 

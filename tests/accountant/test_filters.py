@@ -186,6 +186,7 @@ def test_a_known_curve_is_rounded_up(budget: Filter, rho: list[float], delta: fl
         ({"delta": 0.0, "preset": "gaussian"}, "delta"),
         ({"preset": "best"}, "preset"),
         ({"delta_parts": 1e-4}, "delta_parts"),
+        ({"delta_parts": 1e-5}, "delta_parts"),
         ({"delta_parts": -1e-6}, "delta_parts"),
     ],
 )
@@ -201,6 +202,7 @@ def test_a_wrong_budget_names_the_argument(arguments: dict[str, object], argumen
         ({"orders": (2.0, 2.0)}, "orders"),
         ({"orders": (3.0, 2.0)}, "orders"),
         ({"orders": (1.0, 2.0)}, "orders"),
+        ({"orders": (1.000001, 2.0)}, "orders"),
         ({"orders": (2.0, 5000.0)}, "orders"),
         ({"weights": (Fraction(1, 2), Fraction(2, 3))}, "weights"),
         ({"weights": (Fraction(1, 2), Fraction(0))}, "weights"),

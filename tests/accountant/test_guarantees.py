@@ -149,3 +149,16 @@ def test_rates_and_priors_are_probabilities() -> None:
         guarantee(1.0, 0.0).true_positive_rate(1.5)
     with pytest.raises(InvalidInput, match="prior"):
         guarantee(1.0, 0.0).posterior(-0.1, false_positive_rate=0.1)
+
+
+@pytest.mark.parametrize("epsilon", [701.0, 1000.0])
+def test_a_huge_epsilon_lets_the_attacker_find_everybody(epsilon: float) -> None:
+    assert guarantee(epsilon, 0.0).true_positive_rate(1e-300) == 1.0
+    assert guarantee(epsilon, 0.0).true_positive_rate(0.0) == 0.0
+    assert guarantee(epsilon, 0.0).best_guess() == 1.0
+
+
+def test_without_a_promise_the_attacker_is_certain() -> None:
+    nothing = guarantee(math.inf, 0.0)
+    assert nothing.true_positive_rate(0.0) == nothing.best_guess() == 1.0
+    assert nothing.posterior(0.01, false_positive_rate=0.0) == 1.0
