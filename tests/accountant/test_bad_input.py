@@ -401,9 +401,7 @@ EXTREME_LEAVES: Final[dict[str, list[Event]]] = {
     ],
     "zcdp": [ZCDP(rho=number) for number in (0.0, *NUMBERS)],
     "partition_selection": [
-        PartitionSelection(epsilon=number, delta=delta)
-        for number in (1e-12, 1e-6, 1.0, 1000.0)
-        for delta in (1e-100, 1e-9, ONE)
+        PartitionSelection(epsilon=number, delta=delta) for number in NUMBERS for delta in (5e-324, 1e-9, ONE)
     ],
     "non_private": [NonPrivate()],
 }
