@@ -1,6 +1,6 @@
 """Event → bounds on ε. Engines see leaves with their counts, never a loop over repetitions.
 
-An engine takes (event, delta, adjacency) and returns an interval that holds the true ε. `account` intersects what all
+An engine takes (event, delta, adjacency) and returns an interval that holds the true ε. `account` intersects what the
 engines say: each is a proof, so the smallest upper bound and the largest lower bound both hold.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from accountant.engines import closed_form, rdp
+from accountant.engines import closed_form, prv, rdp
 from accountant.engines.closed_form import Interval
 from accountant.events import Adjacency, Event, adjacency_of, event_of
 from accountant.units import POSITIVE_FAILURE_PROBABILITY, real
@@ -27,17 +27,24 @@ def _rdp(event: Event, delta: float, adjacency: Adjacency) -> Interval:
     return Interval(0.0, rdp.epsilon(event, delta=delta, adjacency=adjacency))
 
 
+def _prv(event: Event, delta: float, adjacency: Adjacency) -> Interval:
+    return prv.bracket(event, delta=delta, adjacency=adjacency)
+
+
 #: Every engine with the version of its proofs; a stored number names both.
-ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({"closed_form": _closed_form, "rdp": _rdp})
-VERSIONS: Final[Mapping[str, str]] = MappingProxyType({"closed_form": "1", "rdp": "1"})
+ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({"closed_form": _closed_form, "rdp": _rdp, "prv": _prv})
+VERSIONS: Final[Mapping[str, str]] = MappingProxyType({"closed_form": "1", "rdp": "1", "prv": "1"})
+
+
+_CLOSED: Final = 1e-9  # relative; an interval as short as this is an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """The true ε of an event at `delta` lies in [lower, upper].
 
-    `upper` already contains conversion, quadrature and floating-point error, so it may be promised. `engine` is the
-    one that proved it.
+    `upper` already contains conversion, discretisation, truncation, quadrature and floating-point error, so it may be
+    promised. `engine` is the one that proved it; `remark` says why a tighter engine had no answer, if it had none.
     """
 
     lower: float
@@ -46,19 +53,24 @@ class Account:
     adjacency: Adjacency
     engine: str
     version: str
+    remark: str = ""
 
 
 def account(event: Event, *, delta: float, adjacency: Adjacency = "add_remove") -> Account:
-    """Bounds on the ε of `event` at `delta`, by the tightest engine.
+    """Bounds on the ε of `event` at `delta`, by the tightest engine; none is asked once there is nothing left to gain.
 
     >>> from accountant.events import Gaussian
     >>> account(Gaussian(noise_multiplier=3.7306), delta=1e-5)  # doctest: +ELLIPSIS
-    Account(lower=1.0000..., upper=1.0000..., delta=1e-05, adjacency='add_remove', engine='closed_form', version='1')
+    Account(lower=1.0000..., upper=1.0000..., delta=1e-05, adjacency='add_remove', engine='closed_form', ...)
     """
     event = event_of(event)
     delta = real("delta", delta, POSITIVE_FAILURE_PROBABILITY)
     adjacency = adjacency_of(adjacency)
-    answers = {name: engine(event, delta, adjacency) for name, engine in ENGINES.items()}
+    answers: dict[str, Interval] = {}
+    for name, engine in ENGINES.items():
+        answers[name] = engine(event, delta, adjacency)
+        if answers[name].upper <= answers[name].lower * (1 + _CLOSED):
+            break
     best = min(answers, key=lambda name: answers[name].upper)
     upper = answers[best].upper
     return Account(
@@ -68,4 +80,5 @@ def account(event: Event, *, delta: float, adjacency: Adjacency = "add_remove") 
         adjacency=adjacency,
         engine=best,
         version=VERSIONS[best],
+        remark=" ".join(answer.remark for answer in answers.values() if answer.remark and best == "rdp"),
     )

@@ -47,10 +47,11 @@ _LARGEST: Final = 10**300  # an ε beyond it is not computed with
 
 
 class Interval(NamedTuple):
-    """The true value lies in [lower, upper]."""
+    """The true value lies in [lower, upper]; a remark says why an engine knows no more."""
 
     lower: float
     upper: float
+    remark: str = ""
 
 
 #: ε → an interval that holds δ(ε), which falls with ε.

@@ -402,9 +402,10 @@ def test_no_dp_sgd_run_costs_less_than_its_loss_distribution(
     adjacency: Adjacency, leaf: PoissonSampled, times: int, delta: float
 ) -> None:
     ours = account(Repeated(times=times, event=leaf), delta=delta, adjacency=adjacency)
-    true = tight(leaf, times, delta, adjacency)
-    assert ours.upper >= true - times * STEP**2 - 1e-4
-    assert ours.lower <= true
+    their_upper = tight(leaf, times, delta, adjacency)
+    # Connecting the dots at STEP moves a loss by up to STEP, and adds up to the square of it per release.
+    assert ours.upper >= their_upper - times * STEP**2 - STEP
+    assert ours.lower <= their_upper
 
 
 def test_dp_sgd_has_the_figures_of_the_design_notes() -> None:

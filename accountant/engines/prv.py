@@ -1,0 +1,400 @@
+"""Numerical composition of privacy losses, with a certified bracket.
+
+Losses of independent steps add up, so the law of a release's loss is the product of the Fourier transforms of its
+parts' laws (Koskela, Jälkö & Honkela 2020; Gopi, Lee & Wutschitz 2021). The laws come from `pairs`, once from above
+and once from below, on a mesh that is a power of two; the grid depends on the parts only coarsely, so that many
+histories share the transforms of their parts, and one more release is one product and one inverse transform.
+
+Everything that the computer adds goes into the bracket: tails beyond a grid count as infinite loss, mass that wraps
+around is bounded by Chernoff's inequality, rounding of transforms by their error analysis. Laws are tilted by
+e^(θ · loss) before they are transformed, so that the part that decides δ(ε) is in the middle and not in the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from operator import add
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from accountant.engines import pairs, rdp
+from accountant.engines.closed_form import Interval
+from accountant.engines.pairs import Law, Pair, Part, Side, Uncovered
+from accountant.events import Adjacency, Event
+
+Floats: TypeAlias = NDArray[np.float64]
+Complexes: TypeAlias = NDArray[np.complex128]
+Counts: TypeAlias = Mapping[Pair, int]
+
+MAX_POINTS: Final = 2**21
+MAX_WORK: Final = 2**26  # points of all parts together: some seconds
+_SMALL_POINTS: Final = 2**15
+_KEPT_POINTS: Final = 2**16  # laws and transforms of more are not kept: with the sizes of the caches, 300 MB at most
+_MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
+_COARSEST: Final = 2.0**-6
+_COARSER: Final = 16  # times the mesh, for cumulants that need not be exact
+_FINER: Final = 16  # at most, for laws from below: merging loses more than splitting
+_PRECISION: Final = 1e-4  # of ε, relative, for the choice of the mesh
+_TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
+_LARGEST_EXPONENT: Final = 690.0
+_ROUNDING: Final = 2.0**-53
+_BUTTERFLY: Final = 6 * _ROUNDING  # error of one stage of a transform, of a law of mass 1
+_NEGLIGIBLE: Final = 1e-6  # of δ
+_MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
+_TAILS: Final = (1e-30, 1e-60)
+
+
+class Grid(NamedTuple):
+    """`points` places at multiples of `mesh`, for laws tilted by e^(tilt · loss) and cut off where `tail` is left."""
+
+    mesh: float
+    points: int
+    tilt: float
+    tail: float
+
+
+def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
+    """An interval that holds the true ε at `delta`; [0, ∞] with a remark where this engine gives no answer."""
+    try:
+        found = pairs.parts(event, adjacency)
+        if not found:
+            return Interval(0.0, 0.0)
+        upper, grid = _upper(found, delta, rdp.epsilon(event, delta=delta, adjacency=adjacency))
+        return Interval(min(upper, _lower(found, delta, grid)), upper)
+    except Uncovered as reason:
+        return Interval(0.0, math.inf, f"prv has no answer: {reason}")
+
+
+def upper_bound(event: Event, *, delta: float, adjacency: Adjacency) -> float:
+    """The upper end of `bracket` alone, for a part of the work."""
+    try:
+        found = pairs.parts(event, adjacency)
+        return _upper(found, delta, rdp.epsilon(event, delta=delta, adjacency=adjacency))[0] if found else 0.0
+    except Uncovered:
+        return math.inf
+
+
+def _upper(found: Mapping[Part, int], delta: float, guess: float) -> tuple[float, Grid]:
+    counts = _counts(found, lambda part: part.pair)
+    spare = _finite_share(found, delta)
+    grid = _grid(counts, spare, guess)
+    return _epsilon_above(_composed(counts, grid, "above"), grid, spare), grid
+
+
+def _finite_share(found: Mapping[Part, int], delta: float) -> float:
+    """The δ that is left to finite losses, given that nothing gives everything away; rounded down."""
+    infinite = _together(found) * (1 + 1e-12)
+    spare = (delta - infinite) / (1 - infinite) * (1 - 1e-12)
+    if spare <= 0:
+        raise Uncovered("the chance that everything is given away uses up δ")
+    return spare
+
+
+def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
+    """Whoever sees the whole release also sees the parts of it whose loss is attained."""
+    attained = {part: times for part, times in found.items() if part.attained is not None}
+    infinite = _together(attained) * (1 - 1e-8)
+    counts = _counts(attained, lambda part: part.attained)
+    counts.pop(pairs.NOTHING, None)
+    spare = (delta - infinite) / (1 - infinite) * (1 + 1e-12)
+    if not counts or spare <= 0:
+        return 0.0
+    finest = grid.mesh / _FINER
+    while grid.points * len(counts) <= _KEPT_POINTS // 2 and grid.mesh > finest:
+        grid = grid._replace(mesh=grid.mesh / 2, points=grid.points * 2)
+    # Only P may give everything away: then its other masses are smaller by 1 − infinite, and Q's are not.
+    return max(0.0, _epsilon_below(_composed(counts, grid, "below"), grid, spare) + math.log1p(-infinite))
+
+
+def _together(found: Mapping[Part, int]) -> float:
+    """The probability that some part gives everything away."""
+    return -math.expm1(math.fsum(times * math.log1p(-part.infinite) for part, times in found.items()))
+
+
+def _counts(found: Mapping[Part, int], pair_of: Callable[[Part], Pair | None]) -> dict[Pair, int]:
+    counts: dict[Pair, int] = {}
+    for part, times in found.items():
+        pair = pair_of(part)
+        if pair is not None:
+            counts[pair] = counts.get(pair, 0) + times
+    return counts
+
+
+def _grid(counts: Counts, spare: float, guess: float) -> Grid:
+    """A grid that is fine and long enough for the guess, and no finer than that, so that others share it."""
+    steps = sum(counts.values())
+    if steps > _MAX_STEPS:
+        raise Uncovered(f"{steps:,} steps, and at most {_MAX_STEPS:,} are composed numerically")
+    if math.isinf(guess):
+        raise Uncovered("the loss is too large")
+    tail = next((tail for tail in _TAILS if steps * tail <= 1e-6 * spare), None)
+    if tail is None:
+        raise Uncovered("δ is too small")
+    # (θ + 1)/2 times the variance that the mesh adds, which is a sixth of its square per step, is what ε rises by
+    tilt = min(math.log(1 / spare) / max(guess, 1e-6), float(_TILTS[-1]))
+    ideal = math.sqrt(12 * _PRECISION * max(guess, 0.05) / ((tilt + 1) * steps))
+    ideal = min(ideal, max(guess, 0.05) / 256)  # an atom may move by a whole mesh
+    mesh = min(_COARSEST, 2.0 ** math.floor(math.log2(ideal)))
+    work = sum((high - low) / mesh for low, high in (pairs.support(pair, tail) for pair in counts))
+    if work > MAX_WORK:
+        raise Uncovered(f"{len(counts):,} different parts on a mesh of {mesh:.3g}")
+    tables = [(_coarse_cumulants(pair, mesh, tail), times) for pair, times in counts.items()]
+    totals = [np.sum([times * table[direction] for table, times in tables], axis=0) for direction in (0, 1)]
+    worst = max(totals, key=lambda total: _chernoff(total, spare))
+    best = int(np.argmin((worst - math.log(spare)) / _TILTS))
+    best = min(best, len(_TILTS) - 3) // 2 * 2  # such that there are tilts above it
+    places = (max(best - 2, 0), best)
+    width, place = min((max(_width(total, place, spare, 0.0) for total in totals), place) for place in places)
+    if width / mesh > _SMALL_POINTS:
+        # The true ε is seldom below half of what Chernoff's inequality proves.
+        halves = [_chernoff(total, spare) / 2 for total in totals]
+        width = max(_width(total, place, spare, half) for total, half in zip(totals, halves, strict=True))
+    if not width / mesh <= MAX_POINTS:
+        raise Uncovered(f"a range of {width:.3g} on a mesh of {mesh:.3g}")
+    points = _length(max(width / mesh, 64.0))
+    if points * len(counts) > MAX_WORK:
+        raise Uncovered(f"{points:,} points for each of {len(counts):,} different parts")
+    return Grid(mesh, points, float(_TILTS[place]), tail)
+
+
+def _length(least: float) -> int:
+    """The next 2^k or 3 · 2^k: lengths that transforms like, and few of them."""
+    power: int = 2 ** math.ceil(math.log2(least))
+    return power // 4 * 3 if power // 4 * 3 >= least else power
+
+
+def _chernoff(cumulants: Floats, delta: float) -> float:
+    """A loss that is exceeded with probability `delta` at most."""
+    return float(np.min((cumulants - math.log(delta)) / _TILTS))
+
+
+def _width(cumulants: Floats, place: int, spare: float, least: float) -> float:
+    """How long a grid must be for a law tilted by `place`, so that from `least` on what `_aliased` bounds is nothing."""
+    top = _chernoff(cumulants, _NEGLIGIBLE * spare)
+    tilt, tilts = _TILTS[place], _TILTS[place + 1 :]
+    log_share = math.log(_NEGLIGIBLE * spare)
+    from_above = float(np.min((cumulants[place + 1 :] - tilts * least - log_share) / (tilts - tilt)))
+    return max(top - least, -log_share / float(tilt), from_above)
+
+
+def _aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Floats:
+    """What a window of this width may wrongly count in δ at each ε, for a law tilted by `place`.
+
+    A mass at x is counted at x − j · width for every j, as e^(tilt · j · width) times what it is. From below (j < 0)
+    that is at most Σ e^(tilt · j · width) altogether. From above, the mass beyond ε + j · width is at most
+    e^(cumulant(t) − t (ε + j · width)) by Chernoff's inequality, at any t.
+    """
+    tilt, tilts = float(_TILTS[place]), _TILTS[place + 1 :]
+    from_below = 1 / math.expm1(min(tilt * width, _LARGEST_EXPONENT))
+    further = (tilts - tilt) * width
+    shares = cumulants[place + 1 :] - further - np.log(-np.expm1(-further))
+    middle = float(epsilon[len(epsilon) // 2])
+    best = int(np.argmin(shares - tilts * middle))
+    from_above: Floats = np.exp(np.minimum(shares[best] - tilts[best] * epsilon, 0.0))
+    return from_above + from_below
+
+
+@lru_cache(maxsize=4096)
+def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> tuple[Floats, Floats]:
+    """ln E e^(tilt · loss) in both directions, of a coarser law from above: it loses more, so they are upper bounds."""
+    coarser = min(_COARSER * mesh, _COARSEST)
+    both = pairs.laws(pair, mesh=coarser, tail=tail, side="above")
+    return _cumulant_table(both[0], coarser), _cumulant_table(both[1], coarser)
+
+
+def _cumulant_table(law: Law, mesh: float) -> Floats:
+    exponent = np.outer(_TILTS, mesh * np.arange(law.first, law.first + len(law.mass)))
+    within = np.maximum(exponent[:, 0], exponent[:, -1]) < _LARGEST_EXPONENT
+    table = np.full(len(_TILTS), math.inf)
+    table[within] = np.log(np.exp(exponent[within]) @ law.mass)
+    return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Composed:
+    """The law of a sum of losses in one direction, tilted and transformed, with what its errors depend on."""
+
+    transform: Complexes
+    cumulant: float
+    cumulants: Floats  # at least the true ones, at every tilt
+    infinite: float
+    correction: float
+    few: int  # steps of parts that are repeated seldom
+    many: int  # steps of parts that are repeated often
+
+    def __add__(self, other: _Composed) -> _Composed:
+        return _Composed(
+            transform=self.transform * other.transform,
+            cumulant=self.cumulant + other.cumulant,
+            cumulants=self.cumulants + other.cumulants,
+            infinite=self.infinite + other.infinite,
+            correction=self.correction + other.correction,
+            few=self.few + other.few,
+            many=self.many + other.many,
+        )
+
+    def __mul__(self, times: int) -> _Composed:
+        few, many = (times, 0) if times < _MANY else (0, times)
+        return _Composed(
+            transform=_power(self.transform, times),
+            cumulant=times * self.cumulant,
+            cumulants=times * self.cumulants,
+            infinite=times * self.infinite,
+            correction=times * self.correction,
+            few=few,
+            many=many,
+        )
+
+    def rounding(self, points: int) -> float:
+        """How far rounding moves any mass of the law.
+
+        A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
+        2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
+        to the values.
+        """
+        size = float(np.abs(self.transform).mean())
+        of_parts = self.few + self.many * (2 * size + 1e-15) + size
+        return _BUTTERFLY * (math.log2(points) + 2) * of_parts + 8 * _ROUNDING * (self.few + self.many) * size
+
+
+def _composed(counts: Counts, grid: Grid, side: Side) -> tuple[_Composed, _Composed]:
+    """In both directions."""
+    factors = [(_once(pair, grid, side), times) for pair, times in counts.items()]
+    return reduce(add, (once[0] * times for once, times in factors)), reduce(
+        add, (once[1] * times for once, times in factors)
+    )
+
+
+def _once(pair: Pair, grid: Grid, side: Side) -> tuple[_Composed, _Composed]:
+    lowest, highest = pairs.support(pair, grid.tail)
+    kept = max(grid.points, (highest - lowest) / grid.mesh) <= _KEPT_POINTS
+    make = _kept_once if kept else _kept_once.__wrapped__
+    return make(pair, grid, side)
+
+
+@lru_cache(maxsize=256)
+def _kept_once(pair: Pair, grid: Grid, side: Side) -> tuple[_Composed, _Composed]:
+    forward, backward = pairs.laws(pair, mesh=grid.mesh, tail=grid.tail, side=side)
+    cumulants = _coarse_cumulants(pair, grid.mesh, grid.tail)
+    return _transformed(forward, cumulants[0], grid), _transformed(backward, cumulants[1], grid)
+
+
+def _transformed(law: Law, cumulants: Floats, grid: Grid) -> _Composed:
+    tilted = law.mass * np.exp(grid.tilt * grid.mesh * np.arange(law.first, law.first + len(law.mass)))
+    total = float(tilted.sum())
+    folded = np.zeros(-(-len(tilted) // grid.points) * grid.points)
+    folded[: len(tilted)] = tilted / total
+    rolled = np.roll(folded.reshape(-1, grid.points).sum(axis=0), law.first % grid.points)
+    return _Composed(
+        transform=fft.rfft(rolled),
+        cumulant=math.log(total),
+        cumulants=cumulants,
+        infinite=law.infinite,
+        correction=law.correction,
+        few=1,
+        many=0,
+    )
+
+
+def _power(base: Complexes, exponent: int) -> Complexes:
+    """By squaring: the error of each multiplication is that of a rounding."""
+    result = None
+    while True:
+        if exponent & 1:
+            result = base if result is None else result * base
+        exponent >>= 1
+        if not exponent:
+            assert result is not None
+            return result
+        base = base * base
+
+
+class _Profile(NamedTuple):
+    """δ(ε) of a composed law at the nodes of a grid from ε ≥ 0 on; `error` is what it may be wrong by.
+
+    Between a node and the next, δ(ε) = `first` − e^(ε − base) `second`.
+    """
+
+    base: float
+    offset: Floats
+    first: Floats
+    second: Floats
+    value: Floats
+    error: Floats
+
+
+def _profile(law: _Composed, grid: Grid, spare: float) -> _Profile:
+    mesh, points, tilt, _ = grid
+    place = int(np.searchsorted(_TILTS, tilt))
+    top = math.ceil(_chernoff(law.cumulants, _NEGLIGIBLE * spare) / mesh)
+    # from ε = 0 on, and as far left as nothing overflows
+    start = max(top - points + 1, 0, top - math.floor(300 / (tilt + 1) / mesh))
+    base = start * mesh
+    log_scale = law.cumulant - tilt * base
+    if start > top or log_scale > 300:
+        raise Uncovered("the loss is out of range")
+    index = np.arange(start, top + 1)
+    offset: Floats = (index - start) * np.float64(mesh)
+    shrink = math.exp(log_scale) * np.exp(-tilt * offset)
+    weight = fft.irfft(law.transform, points)[index % points] * shrink
+    odds = np.exp(offset)
+    first, second = _sums_above(weight), _sums_above(weight / odds)
+    error = (
+        law.rounding(points) / -math.expm1(-tilt * mesh) * shrink
+        + _aliased(law.cumulants, place, points * mesh, base + offset)
+        + _NEGLIGIBLE * spare  # beyond the top
+        + 4 * points * _ROUNDING * np.abs(first)
+    )
+    return _Profile(base, offset, first, second, first - odds * second, error)
+
+
+def _sums_above(weight: Floats) -> Floats:
+    """The sum of all entries after each."""
+    return np.append(np.cumsum(weight[:0:-1])[::-1], 0.0)
+
+
+def _epsilon_above(laws: tuple[_Composed, _Composed], grid: Grid, spare: float) -> float:
+    """An ε at which the finite losses of neither direction have more than `spare`."""
+    return max(_solved_above(law, grid, spare) for law in laws)
+
+
+def _solved_above(law: _Composed, grid: Grid, spare: float) -> float:
+    spare = (spare - law.infinite) / (1 + pairs.TAIL_ERROR) ** (law.few + law.many)
+    profile = _profile(law, grid, spare)
+    fits = np.flatnonzero(profile.value + profile.error <= spare)
+    if not len(fits):
+        raise Uncovered("rounding errors are larger than δ")
+    place = int(fits[0])
+    offset = float(profile.offset[place])
+    if place:
+        before = place - 1
+        needed = float(profile.first[before] + profile.error[before]) - spare
+        second = float(profile.second[before])
+        if needed > 0 and second > 0:
+            offset = min(offset, max(float(profile.offset[before]), math.log(needed / second)))
+    return max(0.0, profile.base + offset + law.correction) * (1 + 1e-12)
+
+
+def _epsilon_below(laws: tuple[_Composed, _Composed], grid: Grid, spare: float) -> float:
+    """An ε at which the finite losses of one direction have more than `spare`."""
+    return max(_solved_below(law, grid, spare) for law in laws)
+
+
+def _solved_below(law: _Composed, grid: Grid, spare: float) -> float:
+    profile = _profile(law, grid, spare)
+    misses = np.flatnonzero(profile.value - profile.error > spare)
+    if not len(misses):
+        return 0.0
+    place = int(misses[-1])
+    offset = float(profile.offset[place])
+    needed = float(profile.first[place] - profile.error[place]) - spare
+    second = float(profile.second[place])
+    if needed > 0 and second > 0 and place + 1 < len(profile.offset):
+        offset = min(max(offset, math.log(needed / second)), float(profile.offset[place + 1]))
+    return max(0.0, profile.base + offset) * (1 - 1e-12)
