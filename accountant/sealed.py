@@ -152,8 +152,10 @@ def choose(
     at the price that admits n of them leaves n − 1.
     """
     curve = by_curve(budget, event, adjacency)
+    share = _share(budget, event, curve, standings, delta)
+    if not share:
+        return curve
     kept = [total for total in standings if budget.admits(total + curve.cost)]
-    share = _share(budget, curve, standings, delta)
     if len(kept) == len(standings) and _outlasts(budget, curve, _worst_off(budget, kept), share):
         return curve  # and nothing is composed
     collapsed = _collapsed(budget, event, adjacency, share)
@@ -180,7 +182,7 @@ def admits(
     curve, totals = by_curve(budget, event, adjacency), list(standings)
     if all(budget.admits(total + curve.cost) for total in totals):
         return True
-    collapsed = _collapsed(budget, event, adjacency, _share(budget, curve, totals, delta))
+    collapsed = _collapsed(budget, event, adjacency, _share(budget, event, curve, totals, delta))
     return collapsed is not None and all(budget.admits(total + collapsed.cost) for total in totals)
 
 
@@ -194,17 +196,19 @@ def planned(budget: Filter, event: Event, adjacency: Adjacency, used: Cost, *, r
     curve = by_curve(budget, event, adjacency)
     if budget.how_often(curve.cost, after=used) >= releases:
         return curve
-    share = min(_share(budget, curve, [used], None), (budget.limits.delta - used.delta) // releases)
+    share = min(_share(budget, event, curve, [used], None), (budget.limits.delta - used.delta) // releases)
     collapsed = _collapsed(budget, event, adjacency, share if share > curve.cost.delta else 0)
     fits = collapsed is not None and budget.how_often(collapsed.cost, after=used) >= releases
     return collapsed if fits else None
 
 
-def _share(budget: Filter, curve: Price, totals: Iterable[Cost], declared: float | None) -> int:
+def _share(budget: Filter, event: Event, curve: Price, totals: Iterable[Cost], declared: float | None) -> int:
     """Units of δ for a collapse: as declared, or a part of δ″ above the event's own; 0 if there is none to spend.
 
     At most what remains for whoever has least, apart from those who have too little for any collapse.
     """
+    if _is_bounded_once(event):
+        return 0
     own, limit = curve.cost.delta, budget.limits.delta
     room = min((limit - total.delta for total in totals if limit - total.delta > own), default=0)
     units = min(room, own + limit // SHARES if declared is None else allowed_delta(exact(declared)))
@@ -213,12 +217,12 @@ def _share(budget: Filter, curve: Price, totals: Iterable[Cost], declared: float
 
 def _outlasts(budget: Filter, curve: Price, worst: Cost, share: int) -> bool:
     """Whether more releases fit at the curve's price than there are shares of δ left for collapses."""
-    return not share or budget.how_often(curve.cost, after=worst) > (budget.limits.delta - worst.delta) // share
+    return budget.how_often(curve.cost, after=worst) > (budget.limits.delta - worst.delta) // share
 
 
 def _collapsed(budget: Filter, event: Event, adjacency: Adjacency, share: int) -> Price | None:
     """The price of the event as one (ε, δ), at so many units of δ."""
-    if not share or _is_bounded_once(event):
+    if not share:
         return None
     collapsed = collapse(event, delta=delta_down(share), adjacency=adjacency)
     return None if collapsed is None else by_collapse(budget, collapsed, adjacency)
