@@ -338,6 +338,15 @@ def test_the_price_is_the_one_that_more_datapoints_can_pay() -> None:
     assert price.collapsed is not None
 
 
+def test_the_worst_off_decides() -> None:
+    event = Repeated(times=100, event=PureDP(epsilon=0.005))
+    fresh, worse = BUDGET.nothing, BUDGET.price(PureDP(epsilon=0.45), "add_remove")
+    # Fresh datapoints could take seventeen of these by their curve; the others one, or two that are collapsed.
+    assert choice(BUDGET, event, fresh).collapsed is None
+    assert choice(BUDGET, event, worse).collapsed is not None
+    assert choice(BUDGET, event, fresh, worse) == choice(BUDGET, event, worse)
+
+
 def test_the_choice_does_not_depend_on_the_order_of_the_standings() -> None:
     totals = [BUDGET.price(PureDP(epsilon=epsilon), "add_remove") for epsilon in (0.1, 0.2, 0.3, 0.4)]
     gaussian = Gaussian(noise_multiplier=8.0)
