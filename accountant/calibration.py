@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias, assert_never
 
+from accountant import sealed
 from accountant.engines import account
 from accountant.errors import Unattainable
 from accountant.events import (
@@ -55,9 +56,12 @@ def within(*, epsilon: float, delta: float, adjacency: Adjacency = "add_remove")
 
 
 def remaining(budget: Filter, used: Cost, *, adjacency: Adjacency = "add_remove", releases: int = 1) -> Fits:
-    """Fits if `releases` releases of the event are admitted on top of what is `used`, one after the other."""
+    """Fits if `releases` releases of the event are admitted on top of what is `used`, one after the other.
+
+    They are priced as `sealed.planned` says; where that collapses more than 32 of them, its δ is to be declared.
+    """
     releases = whole("releases", releases, least=1, most=MAX_TIMES)
-    return lambda event: budget.admits(used + budget.price(event, adjacency) * releases)
+    return lambda event: sealed.planned(budget, event, adjacency, used, releases=releases) is not None
 
 
 def calibrate_noise_multiplier(

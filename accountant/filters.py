@@ -218,6 +218,15 @@ class Filter:
             used <= limit for used, limit in zip(total.rho, self.limits.rho, strict=True)
         )
 
+    def how_often(self, cost: Cost, *, after: Cost) -> int:
+        """How many releases of this cost would be admitted one after the other; `SATURATED` if they cost nothing."""
+
+        def fit(used: int, each: int, limit: int) -> int:
+            return 0 if used > limit else (limit - used) // each if each else SATURATED
+
+        orders = zip(after.rho, cost.rho, self.limits.rho, strict=True)
+        return min(fit(after.delta, cost.delta, self.limits.delta), max(fit(*order) for order in orders))
+
     def explain(self, total: Cost) -> Explanation:
         """Which order binds and by how much."""
         over, order = min(zip(self._excess(total), (*self.orders, math.inf), strict=True))
@@ -261,7 +270,7 @@ class Filter:
         """Units of the largest pure-DP ε that may still be released, `releases` times."""
 
         def fits(units: int) -> bool:
-            return self.admits(total + self._pure(units) * releases)
+            return self.admits_pure(total, units, releases=releases)
 
         if not fits(0):
             return 0
@@ -272,6 +281,10 @@ class Filter:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def admits_pure(self, total: Cost, units: int, *, releases: int = 1) -> bool:
+        """Whether a pure-DP ε of so many units may still be released, `releases` times."""
+        return self.admits(total + self._pure(units) * releases)
 
     def _pure(self, units: int) -> Cost:
         return _rounded_up(rdp.randomised_response(np.array(self.orders), Fraction(units, RHO_UNITS_PER_NAT)))

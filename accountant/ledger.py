@@ -6,12 +6,14 @@ them at any time, and prices every charge again when it is given the rules.
 
 Every datapoint has a budget for life, and every task may have one of its own: a second filter, with its own state, over
 the charges whose scope names that task. Both must admit. All charges of a release that meet in a datapoint are composed
-first and priced once, because a release is sealed: its parameters are fixed before its first output.
+first and priced once, because a release is sealed: its parameters are fixed before its first output. How it was priced,
+by its curve or collapsed (`accountant.sealed`), is chosen when it is proposed and recorded in its hold.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, assert_never
 
 from pyroaring import BitMap, FrozenBitMap
 
+from accountant import sealed
 from accountant.calibration import least_noise_factor, most_times, noisier
 from accountant.cohorts import Cohorts, Scope, Transition
 from accountant.errors import InvalidInput, Unattainable, UnknownRelease
@@ -27,11 +30,14 @@ from accountant.events import Adjacency, Composed, Event, Repeated, adjacency_of
 from accountant.filters import Cost, Explanation, Filter
 from accountant.guarantees import rounded_up
 from accountant.histories import History, Spending
+from accountant.sealed import Collapsed, Price
+from accountant.units import Range, real
 
 LIFELONG: Final = ""  # the name of the ledger over a datapoint's whole life; a task's own has the task's name
 MAX_CHARGES: Final = 1_000
 MAX_REGIONS: Final = 10_000  # disjoint sets into which the scopes of one release cut each other
 MAX_NAME: Final = 200
+MAX_COLLAPSES: Final = 32  # different events that one release may come to; to compose each takes milliseconds
 
 OnExhausted: TypeAlias = Literal["deny", "trim"]
 Ledgers: TypeAlias = Mapping[str, Filter]
@@ -90,11 +96,15 @@ def _named(argument: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Datapoints that the same charges of a release touch, and what that costs in each ledger."""
+    """Datapoints that the same charges of a release touch, and what that costs in each ledger.
+
+    A ledger that is not among `collapsed` was charged by the curve.
+    """
 
     scope: FrozenBitMap
     touch: bytes
     spending: Spending
+    collapsed: tuple[tuple[str, Collapsed], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +160,16 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What these charges of a release together cost a ledger of the datapoints that they alone meet in, and how so."""
+
+    charges: tuple[int, ...]
+    ledger: str
+    datapoints: int
+    price: Price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """Why a ledger refuses: for how many datapoints, and how the worst-off of them stands."""
 
@@ -187,10 +207,11 @@ class Decision:
     """Admitted with a hold to record, or denied with reasons and advice.
 
     `epsilon_before` and `epsilon_after` are readings of the lifelong meter of the worst-off datapoint that is touched,
-    with open holds counted.
+    with open holds counted. `quotes` are the prices that were compared with what is left, whatever came of it.
     """
 
     hold: Held | None
+    quotes: tuple[Quote, ...]
     reasons: tuple[Reason, ...]
     advice: tuple[Advice, ...]
     datapoints: int
@@ -204,35 +225,54 @@ class Decision:
         return "denied" if self.hold is None else "admitted"
 
 
-def propose(ledger: Ledger, rules: Rules, *, release: str, charges: Sequence[Charge]) -> Decision:
-    """Decide on a release; nothing is changed until its hold is applied."""
+def propose(
+    ledger: Ledger, rules: Rules, *, release: str, charges: Sequence[Charge], delta: float | None = None
+) -> Decision:
+    """Decide on a release; nothing is changed until its hold is applied.
+
+    How it is priced is up to `sealed.choose`: by its curve, or collapsed at the δ that `delta` declares (by default a
+    share of what the budget has for it). With 0 there is only the curve, and likewise if the scopes cut the release
+    into more than `MAX_COLLAPSES` different events.
+    """
     if _named("release", release) in ledger.statuses:
         raise InvalidInput("release", release, "a name that no release had before")
     if not isinstance(charges, list | tuple) or not all(isinstance(charge, Charge) for charge in charges):
         raise InvalidInput("charges", charges, "a list of Charge")
     if not 1 <= len(charges) <= MAX_CHARGES:
         raise InvalidInput("charges", len(charges), f"1 to {MAX_CHARGES} charges")
+    if delta is not None:
+        most = float(rules.lifelong.delta_parts)
+        delta = real(
+            "delta", delta, Range(f"0 to {most:g}, the budget's share for it", lambda value: 0 <= value <= most)
+        )
     cohorts = ledger.cohorts
     regions = [_Region(*region, cohorts.touched(region[1])) for region in _regions(charges)]
-    prices = _prices(rules, charges, regions)
-    shortfalls = list(_shortfalls(rules, regions, prices))
+    dues = list(_dues(rules, charges, regions))
+    if len({_composed(charges, due.charges) for due in dues}) > MAX_COLLAPSES:
+        delta = 0.0
+    prices = [
+        sealed.choose(due.budget, _composed(charges, due.charges), rules.adjacency, due.standings, delta=delta)
+        for due in dues
+    ]
+    shortfalls = list(_shortfalls(regions, dues, prices))
     exhausted = {(short.region, short.history): short.datapoints for short in shortfalls}
     datapoints, trimmed = sum(len(region.scope) for region in regions), sum(exhausted.values())
 
     reasons = tuple(_reasons(rules, shortfalls))
     denied = trimmed and (rules.on_exhausted == "deny" or trimmed == datapoints)
-    parts = () if denied else _parts(cohorts, regions, prices, exhausted)
-    kept = [
-        (history, price[LIFELONG])
-        for number, (region, price) in enumerate(zip(regions, prices, strict=True))
-        for history, _ in region.touched
-        if denied or (number, history) not in exhausted
-    ]
-    standings = [(_standing(rules.lifelong, history, LIFELONG), cost) for history, cost in kept]
+    parts = () if denied else _parts(cohorts, regions, dues, prices, exhausted)
+    standings = {
+        (total, price.cost)
+        for due, price in zip(dues, prices, strict=True)
+        if due.ledger == LIFELONG
+        for (history, _), total in zip(regions[due.region].touched, due.totals, strict=True)
+        if denied or (due.region, history) not in exhausted
+    }
     return Decision(
         hold=None if denied else Held(release=release, charges=tuple(charges), parts=parts),
+        quotes=tuple(_quotes(regions, dues, prices)),
         reasons=reasons if denied else (),
-        advice=tuple(_advice(rules, charges, regions, exhausted)) if denied else (),
+        advice=tuple(_advice(rules, charges, regions, dues, exhausted, delta=delta)) if denied else (),
         datapoints=datapoints,
         trimmed=0 if denied else trimmed,
         epsilon_before=max((rules.lifelong.meter(total) for total, _ in standings), default=0.0),
@@ -284,12 +324,29 @@ def replay(entries: Iterable[Entry], *, rules: Rules | None = None) -> Ledger:
 
 
 def _check_prices(rules: Rules, held: Held) -> None:
+    """Prices are those of the charges; which of the two proofs was charged is the log's to say."""
     for part in held.parts:
-        touching = [held.charges[int(number)] for number in part.touch.split(b",")]
-        if part.spending != tuple(sorted(_priced(rules, touching).items())):
+        touch = tuple(int(number) for number in part.touch.split(b","))
+        for number, charge in enumerate(held.charges):
+            if not (part.scope.issubset if number in touch else part.scope.isdisjoint)(charge.scope):
+                expected = f"datapoints that these charges of release {held.release!r} touch, and no others"
+                raise InvalidInput("scope", part.touch, expected)
+        collapsed, prices = dict(part.collapsed), {}
+        for ledger, charges in _naming(rules, held.charges, touch):
+            budget, event, collapse = (
+                rules.ledgers[ledger],
+                _composed(held.charges, charges),
+                collapsed.pop(ledger, None),
+            )
+            if collapse is None:
+                prices[ledger] = sealed.by_curve(budget, event, rules.adjacency).cost
+            elif sealed.proves(event, collapse, rules.adjacency):
+                prices[ledger] = sealed.by_collapse(budget, collapse, rules.adjacency).cost
+            else:
+                expected = f"an (ε, δ) that the engines prove of these charges of release {held.release!r}"
+                raise InvalidInput("collapsed", str(collapse), expected)
+        if collapsed or part.spending != tuple(sorted(prices.items())):
             raise InvalidInput("spending", part.touch, f"the price of these charges of release {held.release!r}")
-        if not all(part.scope.issubset(charge.scope) for charge in touching):
-            raise InvalidInput("scope", part.touch, f"datapoints that these charges of release {held.release!r} touch")
 
 
 class _Region(NamedTuple):
@@ -298,6 +355,17 @@ class _Region(NamedTuple):
     charges: tuple[int, ...]
     scope: BitMap
     touched: list[tuple[History, int]]
+
+
+class _Due(NamedTuple):
+    """What a region owes to one ledger: for which charges, and how each of its histories stands there already."""
+
+    region: int
+    ledger: str
+    budget: Filter
+    charges: tuple[int, ...]
+    totals: list[Cost]  # in the order of the region's histories
+    standings: Mapping[Cost, int]  # different totals, with the number of datapoints
 
 
 class _Shortfall(NamedTuple):
@@ -325,22 +393,27 @@ def _regions(charges: Sequence[Charge]) -> list[tuple[tuple[int, ...], BitMap]]:
     return regions
 
 
-def _prices(rules: Rules, charges: Sequence[Charge], regions: Sequence[_Region]) -> list[dict[str, Cost]]:
-    """What the release costs each region, in every ledger that it touches."""
-    return [_priced(rules, [charges[number] for number in region.charges]) for region in regions]
+def _naming(rules: Rules, charges: Sequence[Charge], touch: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The ledgers that these charges touch, and which of them count there."""
+    yield LIFELONG, touch
+    for task in rules.tasks:
+        if naming := tuple(number for number in touch if charges[number].task == task):
+            yield task, naming
 
 
-def _priced(rules: Rules, touching: Sequence[Charge]) -> dict[str, Cost]:
-    """What these charges of one release together cost a datapoint, in every ledger that they touch."""
-    price = {LIFELONG: _price(rules.lifelong, rules.adjacency, touching)}
-    for task, budget in rules.tasks.items():
-        if naming := [charge for charge in touching if charge.task == task]:
-            price[task] = _price(budget, rules.adjacency, naming)
-    return price
+def _composed(charges: Sequence[Charge], numbers: tuple[int, ...]) -> Event:
+    return Composed(events=tuple(charges[number].event for number in numbers))
 
 
-def _price(budget: Filter, adjacency: Adjacency, charges: Sequence[Charge]) -> Cost:
-    return budget.price(Composed(events=tuple(charge.event for charge in charges)), adjacency)
+def _dues(rules: Rules, charges: Sequence[Charge], regions: Sequence[_Region]) -> Iterator[_Due]:
+    ledgers = rules.ledgers
+    for number, region in enumerate(regions):
+        for ledger, naming in _naming(rules, charges, region.charges):
+            totals = [_standing(ledgers[ledger], history, ledger) for history, _ in region.touched]
+            standings = Counter[Cost]()
+            for total, (_, datapoints) in zip(totals, region.touched, strict=True):
+                standings[total] += datapoints
+            yield _Due(number, ledger, ledgers[ledger], naming, totals, standings)
 
 
 def _standing(budget: Filter, history: History, ledger: str) -> Cost:
@@ -351,14 +424,18 @@ def _standing(budget: Filter, history: History, ledger: str) -> Cost:
     return total
 
 
-def _shortfalls(rules: Rules, regions: Sequence[_Region], prices: Sequence[Mapping[str, Cost]]) -> Iterator[_Shortfall]:
-    ledgers = rules.ledgers
-    for number, (region, price) in enumerate(zip(regions, prices, strict=True)):
-        for history, datapoints in region.touched:
-            for ledger, cost in price.items():
-                total = _standing(ledgers[ledger], history, ledger) + cost
-                if not ledgers[ledger].admits(total):
-                    yield _Shortfall(number, history, datapoints, ledger, total)
+def _shortfalls(regions: Sequence[_Region], dues: Sequence[_Due], prices: Sequence[Price]) -> Iterator[_Shortfall]:
+    for due, price in zip(dues, prices, strict=True):
+        refused = {total for total in due.standings if not due.budget.admits(total + price.cost)}
+        for (history, datapoints), total in zip(regions[due.region].touched, due.totals, strict=True):
+            if total in refused:
+                yield _Shortfall(due.region, history, datapoints, due.ledger, total + price.cost)
+
+
+def _quotes(regions: Sequence[_Region], dues: Sequence[_Due], prices: Sequence[Price]) -> Iterator[Quote]:
+    for due, price in zip(dues, prices, strict=True):
+        datapoints = len(regions[due.region].scope)
+        yield Quote(charges=due.charges, ledger=due.ledger, datapoints=datapoints, price=price)
 
 
 def _reasons(rules: Rules, shortfalls: Sequence[_Shortfall]) -> Iterator[Reason]:
@@ -379,40 +456,46 @@ def _reasons(rules: Rules, shortfalls: Sequence[_Shortfall]) -> Iterator[Reason]
 def _parts(
     cohorts: Cohorts,
     regions: Sequence[_Region],
-    prices: Sequence[Mapping[str, Cost]],
+    dues: Sequence[_Due],
+    prices: Sequence[Price],
     exhausted: Mapping[tuple[int, History], int],
 ) -> tuple[Part, ...]:
+    by_region: list[list[tuple[str, Price]]] = [[] for _ in regions]
+    for due, price in zip(dues, prices, strict=True):
+        by_region[due.region].append((due.ledger, price))
     parts = []
-    for number, (region, price) in enumerate(zip(regions, prices, strict=True)):
+    for number, region in enumerate(regions):
         left_out = [history for history, _ in region.touched if (number, history) in exhausted]
         scope = region.scope - cohorts.members(region.scope, left_out) if left_out else region.scope
         if scope:
-            touch = ",".join(map(str, region.charges)).encode()
-            parts.append(Part(scope=FrozenBitMap(scope), touch=touch, spending=tuple(sorted(price.items()))))
+            priced = sorted(by_region[number], key=lambda entry: entry[0])
+            parts.append(
+                Part(
+                    scope=FrozenBitMap(scope),
+                    touch=",".join(map(str, region.charges)).encode(),
+                    spending=tuple((ledger, price.cost) for ledger, price in priced),
+                    collapsed=tuple((ledger, price.collapsed) for ledger, price in priced if price.collapsed),
+                )
+            )
     return tuple(parts)
 
 
 def _advice(
-    rules: Rules, charges: Sequence[Charge], regions: Sequence[_Region], exhausted: Mapping[tuple[int, History], int]
+    rules: Rules,
+    charges: Sequence[Charge],
+    regions: Sequence[_Region],
+    dues: Sequence[_Due],
+    exhausted: Mapping[tuple[int, History], int],
+    *,
+    delta: float | None,
 ) -> Iterator[Advice]:
     """The nearest parameters that every touched datapoint could still afford, found by asking the gate."""
-
-    ledgers = rules.ledgers
-    standings = [
-        {
-            ledger: {_standing(budget, history, ledger) for history, _ in region.touched}
-            for ledger, budget in ledgers.items()
-        }
-        for region in regions
-    ]
 
     def instead(events: Sequence[Event]) -> bool:
         changed = [replace(charge, event=event) for charge, event in zip(charges, events, strict=True)]
         return all(
-            ledgers[ledger].admits(total + cost)
-            for standing, price in zip(standings, _prices(rules, changed, regions), strict=True)
-            for ledger, cost in price.items()
-            for total in standing[ledger]
+            sealed.admits(due.budget, _composed(changed, due.charges), rules.adjacency, due.standings, delta=delta)
+            for due in dues
         )
 
     def with_noise(factor: float) -> list[Event]:

@@ -86,6 +86,12 @@ def nats_down(units: int) -> float:
     return value if exact(value) * RHO_UNITS_PER_NAT <= units else math.nextafter(value, -math.inf)
 
 
+def delta_down(units: int) -> float:
+    """A failure probability not above `units`, so that it may be charged as it was printed."""
+    value = units / DELTA_UNITS
+    return value if exact(value) * DELTA_UNITS <= units else math.nextafter(value, -math.inf)
+
+
 class Range(NamedTuple):
     """The values that an argument may take, in words and as a test."""
 

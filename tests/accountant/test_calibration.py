@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant import account, calibrate_noise_multiplier, calibrate_steps
+from accountant import account, calibrate_noise_multiplier, calibrate_steps, sealed
 from accountant.calibration import (
     LEAST_NOISE,
     dp_sgd,
@@ -38,6 +38,7 @@ from accountant.events import (
     Repeated,
 )
 from accountant.filters import Filter, Preset
+from accountant.units import exact
 
 epsilons = st.floats(0.05, 20)
 deltas = st.sampled_from([1e-3, 1e-5, 1e-8])
@@ -95,12 +96,16 @@ def test_a_plan_for_what_a_cohort_has_left_is_admitted_release_by_release(
     committed = budget.price(ZCDP(rho=max(0.0, rho / best)), "add_remove")
     fits = remaining(budget, committed, releases=releases)
     noise = least_noise_multiplier(fits, sampling_probability=rate, steps=steps)
-    cost = budget.price(dp_sgd(noise_multiplier=noise, sampling_probability=rate, steps=steps), "add_remove")
-    total = committed
-    for _ in range(releases):
-        total = total + cost
-        assert budget.admits(total)
-    less = dp_sgd(noise_multiplier=noise * (1 - 1e-6), sampling_probability=rate, steps=steps)
+    event = dp_sgd(noise_multiplier=noise, sampling_probability=rate, steps=steps)
+    price = sealed.planned(budget, event, "add_remove", committed, releases=releases)
+    assert price is not None
+    for delta in (None, price.declares) if price.collapsed is None or releases <= 32 else (price.declares,):
+        total = committed
+        for _ in range(releases):
+            total = total + sealed.choose(budget, event, "add_remove", {total: 1}, delta=delta).cost
+            assert budget.admits(total)
+    less = dp_sgd(noise_multiplier=noise * (1 - 3e-6), sampling_probability=rate, steps=steps)
+    assert noise == LEAST_NOISE or not fits(less)
     assert noise == LEAST_NOISE or not budget.admits(committed + budget.price(less, "add_remove") * releases)
 
 
@@ -123,6 +128,20 @@ def test_the_most_steps_that_a_budget_admits() -> None:
     assert not fits(dp_sgd(noise_multiplier=1.0, sampling_probability=0.01, steps=steps + 1))
 
 
+def test_a_plan_may_collapse_its_releases() -> None:
+    budget = Filter.of(epsilon=1.0, delta=1e-5, preset="pure")  # where the curve of a Gaussian never fits
+    for releases in (1, 3, 32, 40):
+        noise = least_noise_multiplier(remaining(budget, budget.nothing, releases=releases))
+        event = dp_sgd(noise_multiplier=noise)
+        price = sealed.planned(budget, event, "add_remove", budget.nothing, releases=releases)
+        assert price is not None
+        assert price.collapsed is not None
+        assert price.declares == price.collapsed.delta
+        assert 0.999 < releases * price.collapsed.epsilon <= 1.0
+        assert releases * exact(price.collapsed.delta) <= budget.delta_parts
+        assert budget.how_often(price.cost, after=budget.nothing) == releases
+
+
 def test_the_analytic_gaussian_is_calibrated_to_its_published_noise() -> None:
     # The figures of the prototype card: δ = 1e-5, ε = 1 and 8, both adjacencies.
     for epsilon, adjacency, noise in (
@@ -136,7 +155,7 @@ def test_the_analytic_gaussian_is_calibrated_to_its_published_noise() -> None:
 
 
 def test_what_cannot_be_had_is_said() -> None:
-    budget = Filter.of(epsilon=1.0, delta=1e-5, preset="pure")
+    budget = Filter.of(epsilon=1.0, delta=0.0, preset="pure")
     with pytest.raises(Unattainable, match="no noise multiplier up to 1e\\+09 fits"):
         least_noise_multiplier(remaining(budget, budget.nothing))
     assert most_steps(remaining(budget, budget.nothing), noise_multiplier=5.0) == 0

@@ -2,7 +2,10 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap
 
-from accountant import ledger
+from accountant import account, ledger
+from accountant.engines import rdp
 from accountant.errors import InvalidInput, UnknownRelease
 from accountant.events import (
     ApproxDP,
@@ -21,6 +25,7 @@ from accountant.events import (
     NonPrivate,
     PureDP,
     Repeated,
+    counted,
 )
 from accountant.filters import Cost, Filter
 from accountant.ledger import (
@@ -38,17 +43,25 @@ from accountant.ledger import (
     propose,
     replay,
 )
+from accountant.sealed import Collapsed
+from accountant.units import exact
 
 BUDGET = Filter.of(epsilon=1.0, delta=1e-5)
 TASK_BUDGET = Filter.of(epsilon=0.5, delta=1e-6)
 TASKS = ["w45", "w46", "w47"]  # w47 has no budget of its own
 RULES = Rules(lifelong=BUDGET, tasks={"w45": TASK_BUDGET, "w46": TASK_BUDGET})
 
+#: Of random lives: the task whose budget is pure can pay for a Gaussian by a collapse only.
+LIVES = replace(RULES, tasks={"w45": TASK_BUDGET, "w46": Filter.of(epsilon=0.8, delta=1e-5, preset="pure")})
+
 events = st.sampled_from(
     [
         PureDP(epsilon=0.125),
         PureDP(epsilon=0.3),
+        Gaussian(noise_multiplier=4.65),
+        Gaussian(noise_multiplier=9.8),
         Gaussian(noise_multiplier=15.0),
+        Repeated(times=100, event=PureDP(epsilon=0.005)),
         Repeated(times=3, event=Gaussian(noise_multiplier=40.0)),
         ApproxDP(epsilon=0.05, delta=2e-6),
         Composed(events=()),
@@ -75,11 +88,65 @@ def total(book: Ledger, ordinal: int, name: str = LIFELONG, budget: Filter = BUD
     return sum(parts, budget.nothing)
 
 
+Promise = tuple[float, float]  # a collapse: ε and δ
+
+
+def naive_cost(budget: Filter, event: Event, promise: Promise | None) -> Cost:
+    charged = event if promise is None else ApproxDP(epsilon=promise[0], delta=promise[1])
+    return budget.price(charged, "add_remove")
+
+
+@lru_cache
+def naive_promise(budget: Filter, event: Event, least_left: Fraction) -> Promise | None:
+    """The event as (ε, δ): a 32nd of δ″ above its own δ, if so much is left; ε to seven digits, from above."""
+    own = rdp.curve(event, budget.orders, "add_remove").delta
+    share = min(own + budget.delta_parts / 32, least_left)
+    delta = float(share)
+    while exact(delta) > share:
+        delta = math.nextafter(delta, 0.0)
+    upper = account(event, delta=delta).upper if delta > 0 else math.inf
+    if math.isinf(upper):
+        return None
+    above = Fraction(upper) * (1 + Fraction(1, 10**8)) + Fraction(1, 10**12)
+    digit = Fraction(10) ** (math.floor(math.log10(above)) - 6)
+    return float(math.ceil(above / digit) * digit), delta
+
+
+def naive_choice(budget: Filter, event: Event, totals: Iterable[Cost]) -> Promise | None:
+    """How the release is charged to datapoints that stand there, one by one; None is the curve."""
+    totals = list(totals)
+    counts = counted(event)
+    if not counts or (sum(counts.values()) == 1 and not {Gaussian, NonPrivate} & {type(leaf) for leaf in counts}):
+        return None  # nothing to compose
+    own = rdp.curve(event, budget.orders, "add_remove").delta
+    left = [budget.delta_parts - Fraction(total.delta, 10**30) for total in totals]
+    promise = naive_promise(budget, event, min([some for some in left if some > own], default=own))
+    if promise is None:
+        return None
+    curve, collapsed = (naive_cost(budget, event, way) for way in (None, promise))
+    by_curve, by_collapse = ([budget.admits(total + cost) for total in totals] for cost in (curve, collapsed))
+    if sum(by_curve) != sum(by_collapse):
+        return promise if sum(by_collapse) > sum(by_curve) else None
+    both = [total for total, *admitted in zip(totals, by_curve, by_collapse, strict=True) if all(admitted)]
+    worst = max(both or totals, key=lambda total: (budget.meter(total), total.delta, total.rho))
+    if not both:
+        return promise if budget.meter(worst + collapsed) < budget.meter(worst + curve) else None
+    often, often_collapsed = (
+        next(n for n in range(1, 1000) if not budget.admits(worst + cost * (n + 1))) for cost in (curve, collapsed)
+    )
+    if often != often_collapsed:
+        return promise if often_collapsed > often else None
+    before, after, otherwise = (budget.largest_pure(total) for total in (worst, worst + curve, worst + collapsed))
+    saved = Fraction(collapsed.delta - curve.delta, budget.limits.delta) * (before - after)
+    return promise if otherwise > after and otherwise - after >= saved else None
+
+
 @dataclass
 class Naive:
-    """Every datapoint by itself: the charges that were ever held, and what became of their releases."""
+    """Every datapoint by itself: the charges that were ever held, how they were charged, and what became of them."""
 
     charges: dict[int, list[tuple[str, Charge]]] = field(default_factory=lambda: defaultdict(list))
+    promises: dict[tuple[str, int, str], Promise | None] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
 
     def cost(self, ordinal: int, name: str, budget: Filter, *, statuses: set[str]) -> Cost:
@@ -87,17 +154,40 @@ class Naive:
         for release, one in self.charges[ordinal]:
             if self.statuses[release] in statuses and name in (LIFELONG, one.task):
                 by_release[release].append(one.event)
-        costs = [budget.price(Composed(events=tuple(those)), "add_remove") for those in by_release.values()]
+        costs = [
+            naive_cost(budget, Composed(events=tuple(those)), self.promises[release, ordinal, name])
+            for release, those in by_release.items()
+        ]
         return sum(costs, budget.nothing)
 
-    def admits(self, ordinal: int, charges: list[Charge]) -> bool:
-        mine = [one for one in charges if ordinal in one.scope]
-        for name, budget in RULES.ledgers.items():
-            those = [one.event for one in mine if name in (LIFELONG, one.task)]
-            before = self.cost(ordinal, name, budget, statuses={"held", "spent"})
-            if those and not budget.admits(before + budget.price(Composed(events=tuple(those)), "add_remove")):
-                return False
-        return True
+    def choices(self, release: str, charges: list[Charge]) -> set[int]:
+        """Decide how the release is charged to everyone, and give those who cannot afford it."""
+        refused = set()
+        alike = defaultdict(list)  # datapoints by the charges that touch them
+        for ordinal in BitMap().union(*[one.scope for one in charges]):
+            alike[tuple(number for number, one in enumerate(charges) if ordinal in one.scope)].append(ordinal)
+        for touching, ordinals in alike.items():
+            for name, budget in LIVES.ledgers.items():
+                those = [charges[number] for number in touching if name in (LIFELONG, charges[number].task)]
+                if those:
+                    event = Composed(events=tuple(one.event for one in those))
+                    totals = {each: self.cost(each, name, budget, statuses={"held", "spent"}) for each in ordinals}
+                    promise = naive_choice(budget, event, totals.values())
+                    cost = naive_cost(budget, event, promise)
+                    refused |= {each for each in ordinals if not budget.admits(totals[each] + cost)}
+                    self.promises |= {(release, each, name): promise for each in ordinals}
+        return refused
+
+
+def recorded(hold: Held) -> dict[tuple[str, int, str], Promise | None]:
+    """How the log says that everyone was charged."""
+    return {
+        (hold.release, ordinal, name): (found.epsilon, found.delta) if (found := collapsed.get(name)) else None
+        for part in hold.parts
+        for collapsed in [dict[str, Collapsed](part.collapsed)]
+        for name, _ in part.spending
+        for ordinal in part.scope
+    }
 
 
 class Lives(RuleBasedStateMachine):
@@ -129,9 +219,9 @@ class Lives(RuleBasedStateMachine):
         )
         self.number += 1
         release = f"release-{self.number}"
-        decision = propose(self.book, replace(RULES, on_exhausted=on_exhausted), release=release, charges=charges)
+        decision = propose(self.book, replace(LIVES, on_exhausted=on_exhausted), release=release, charges=charges)
         touched = BitMap().union(*[one.scope for one in charges])
-        refused = {ordinal for ordinal in touched if not self.naive.admits(ordinal, charges)}
+        refused = self.naive.choices(release, charges)
         denied = bool(refused) and (on_exhausted == "deny" or refused == set(touched))
         assert decision.outcome == ("denied" if denied else "admitted")
         assert decision.datapoints == len(touched)
@@ -139,6 +229,8 @@ class Lives(RuleBasedStateMachine):
         if decision.hold is None:
             assert decision.reasons
             return
+        kept = {key: way for key, way in self.naive.promises.items() if key[0] == release and key[1] not in refused}
+        assert recorded(decision.hold) == kept
         self.naive.statuses[release] = "held"
         for ordinal in set(touched) - refused:
             self.naive.charges[ordinal] += [(release, one) for one in charges if ordinal in one.scope]
@@ -156,7 +248,7 @@ class Lives(RuleBasedStateMachine):
     def every_datapoint_agrees_and_none_has_overspent(self) -> None:
         for ordinal in range(self.book.cohorts.size if hasattr(self, "book") else 0):
             history = self.book.cohorts.history(ordinal)
-            for name, budget in RULES.ledgers.items():
+            for name, budget in LIVES.ledgers.items():
                 committed = history.committed_in(name) or budget.nothing
                 held = history.held_in(name) or budget.nothing
                 assert committed == self.naive.cost(ordinal, name, budget, statuses={"spent"})
@@ -165,7 +257,7 @@ class Lives(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "log"):
-            again = replay(self.log, rules=RULES)
+            again = replay(self.log, rules=LIVES)
             assert dict(again.cohorts.items()) == dict(self.book.cohorts.items())
             assert again.statuses == self.book.statuses
 
@@ -397,6 +489,9 @@ def test_a_log_says_what_was_done_and_is_priced_again() -> None:
     narrower = replace(hold, charges=(replace(charges[0], scope=scope((0, 3))), charges[1]))
     with pytest.raises(InvalidInput, match="scope: expected datapoints that these charges of release 'r' touch"):
         replay([Registered(count=10), narrower], rules=RULES)
+    more = replace(hold, charges=(*charges, charge(scope((0, 2)), PureDP(epsilon=0.1))))
+    with pytest.raises(InvalidInput, match=r"scope: expected datapoints .* and no others"):
+        replay([Registered(count=10), more], rules=RULES)
 
 
 def test_scopes_that_cut_each_other_to_pieces_are_refused() -> None:
@@ -407,11 +502,18 @@ def test_scopes_that_cut_each_other_to_pieces_are_refused() -> None:
         propose(book, RULES, release="r", charges=bits)
 
 
+ONE = charge(BitMap([0]), PureDP(epsilon=0.1))
+
+
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
         (lambda: propose(life(5), RULES, release="", charges=[]), "release"),
         (lambda: propose(life(5), RULES, release=5, charges=[]), "release"),  # type: ignore[arg-type]
+        *(
+            (lambda bad=bad: propose(life(5), RULES, release="r", charges=[ONE], delta=bad), "delta")
+            for bad in (-1e-9, 5.1e-6, 1.0, math.nan, math.inf, True, "1e-7")
+        ),
         (lambda: propose(life(5), RULES, release="r", charges=[PureDP(epsilon=0.1)]), "charges"),  # type: ignore[list-item]
         (lambda: Charge(scope={1, 2}, event=PureDP(epsilon=0.1)), "scope"),  # type: ignore[arg-type]
         (lambda: Charge(scope=BitMap(), event={"kind": "gaussian"}), "event"),  # type: ignore[arg-type]
