@@ -175,7 +175,7 @@ def _chernoff(cumulants: Floats, delta: float) -> float:
 
 
 def _width(cumulants: Floats, place: int, spare: float, least: float) -> float:
-    """How long a grid must be for a law tilted by `place`, so that from `least` on what `_aliased` bounds is nothing."""
+    """How long a grid must be for a law tilted by `place`, so that from `least` on `_aliased` is next to nothing."""
     top = _chernoff(cumulants, _NEGLIGIBLE * spare)
     tilt, tilts = _TILTS[place], _TILTS[place + 1 :]
     log_share = math.log(_NEGLIGIBLE * spare)
