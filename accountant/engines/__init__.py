@@ -49,6 +49,7 @@ def _prv_above(event: Event, delta: float, adjacency: Adjacency) -> Interval:
 _PROVERS: Final[Mapping[str, Engine]] = {"closed_form": _covered_form, "rdp": _rdp, "prv": _prv_above}
 
 _CLOSED: Final = 1e-9  # relative; an interval as short as this is an answer
+_CLOSE: Final = 1e-3  # relative; a grid may be off by a part of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,10 @@ def prove(event: Event, *, delta: float, target: float = 0.0, adjacency: Adjacen
         answers[name] = engine(event, delta, adjacency)
         if answers[name].upper <= max(target, answers[name].lower * (1 + _CLOSED)):
             break
+    else:
+        if target < answers["prv"].upper <= target * (1 + _CLOSE):  # a finer grid may prove it
+            finer = prv.upper_bound(event, delta=delta, adjacency=adjacency, precision=prv.PRECISION / 16)
+            answers["prv"] = Interval(0.0, min(finer, answers["prv"].upper))
     return _best(answers, delta, adjacency)
 
 
