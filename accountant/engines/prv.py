@@ -39,6 +39,7 @@ _KEPT_POINTS: Final = 2**16  # laws and transforms of more are not kept: with th
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
 _COARSER: Final = 16  # times the mesh, for cumulants that need not be exact
+_LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
 _FINER: Final = 16  # at most, for laws from below: merging loses more than splitting
 PRECISION: Final = 1e-4  # of ε, relative, for the choice of the mesh
 TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
@@ -108,7 +109,7 @@ def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
     if not counts or spare <= 0:
         return 0.0
     finest = grid.mesh / _FINER
-    while grid.points * len(counts) <= _KEPT_POINTS // 2 and grid.mesh > finest:
+    while grid.points * len(counts) <= _LOWER_WORK // 2 and grid.points < _KEPT_POINTS and grid.mesh > finest:
         grid = grid._replace(mesh=grid.mesh / 2, points=grid.points * 2)
     # Only P may give everything away: then its other masses are smaller by 1 − infinite, and Q's are not.
     return max(0.0, _epsilon_below(composed(counts, grid, "below"), grid, spare) + math.log1p(-infinite))
@@ -143,7 +144,7 @@ def grid_for(counts: Counts, spare: float, guess: float, precision: float = PREC
         raise Uncovered(f"{steps:,} steps, and at most {_MAX_STEPS:,} are composed numerically")
     if math.isinf(guess):
         raise Uncovered("the loss is too large")
-    tail = next((tail for tail in _TAILS if steps * tail <= 1e-6 * spare), None)
+    tail = next((tail for tail in _TAILS if steps * tail <= NEGLIGIBLE * spare), None)
     if tail is None:
         raise Uncovered("δ is too small")
     mesh = mesh_for(steps, spare, guess, precision)

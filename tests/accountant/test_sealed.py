@@ -624,3 +624,15 @@ def test_wrong_arguments_are_named() -> None:
         with pytest.raises(InvalidInput) as error:
             call()
         assert error.value.argument == argument
+
+
+def test_a_sealed_plan_fits_where_hardly_a_step_does() -> None:
+    """At (1, 1e-5) and q = 0.01, σ = 1: 254 steps as one release that may use all of δ, two one after the other."""
+    step = PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=1.0))
+    budget = Filter.of(epsilon=1.0, delta=1e-5, preset="pure")
+    for steps, fits in ((254, True), (255, False)):
+        plan = Repeated(times=steps, event=step)
+        assert sealed.admits(budget, plan, "add_remove", [budget.nothing], delta=1e-5) == fits
+    mixed = Filter.of(epsilon=1.0, delta=1e-5)
+    assert mixed.how_often(sealed.by_curve(mixed, step, "add_remove").cost, after=mixed.nothing) <= 2
+    assert sealed.admits(mixed, Repeated(times=200, event=step), "add_remove", [mixed.nothing], delta=5e-6)
