@@ -5,10 +5,9 @@ with those two, so that a busy machine slows both sides. Peers run in a process 
 an uncounted warm-up, and can be stopped. A missed target is said, and is not an error.
 """
 
-import importlib
 import math
 import multiprocessing
-import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,7 +21,6 @@ import dp_accounting
 from dp_accounting.pld import PLDAccountant
 from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
-from accountant import engines
 from accountant.calibration import calibrate_noise_multiplier, dp_sgd
 from accountant.engines import prv
 from accountant.events import Composed, Event
@@ -123,11 +121,12 @@ def our_noise(goal: Goal) -> float:
 
 
 def forget() -> None:
-    """Empty every cache of the engines."""
-    for found in pkgutil.iter_modules(engines.__path__, f"{engines.__name__}."):
-        for value in vars(importlib.import_module(found.name)).values():
-            if hasattr(value, "cache_clear"):
-                value.cache_clear()
+    """Empty every cache of the accountant."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".", 1)[0] == "accountant":
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 # Peers
