@@ -95,8 +95,7 @@ def _report(leaves: Mapping[Leaf, int], delta: float, adjacency: Adjacency) -> R
             return report
         counts, log_finite = prv.pairs_of(found), prv.log_finite(found)
         longer = {pair: _ROOM * times for pair, times in counts.items()}
-        guess = rdp.epsilon(event, delta=delta, adjacency=adjacency)
-        grid = prv.grid_for(longer, prv.finite_share(log_finite, delta), guess)
+        grid = prv.grid_for(longer, prv.finite_share(log_finite, delta))
         history = OnGrid(grid, prv.composed(counts, grid, "above"), log_finite)
         return replace(report, history=history.sketch(history.epsilon(delta), delta) or history)
     except Uncovered:
