@@ -9,8 +9,10 @@ import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from multiprocessing.pool import Pool
 from statistics import fmean, median
 from time import perf_counter
@@ -18,13 +20,16 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 from warnings import simplefilter
 
 import dp_accounting
+from dp_accounting import PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
 from accountant.calibration import calibrate_noise_multiplier, dp_sgd
 from accountant.engines import prv
 from accountant.events import Composed, Event
-from benchmarks.measure import at_least, duration, times
+from accountant.reports import Report, Sketch
+from benchmarks.measure import at_least, duration, medians, times
 
 Q: Final = 0.01
 STEPS: Final = 100
@@ -35,6 +40,7 @@ COMPARED, LONG = 50, 200  # releases
 ROUNDS: Final = {1: 5, 10: 2, COMPARED: 2, LONG: 1}
 COMPOSE_TARGET: Final = 20
 CALIBRATE_TARGET: Final = 10
+ONE_MORE_SECONDS, SKETCH_SECONDS = 2e-3, 50e-6
 
 ALL_SECONDS: Final = 360.0  # no peer starts or goes on after that
 TURN_SECONDS: Final = 120.0
@@ -79,6 +85,7 @@ def main() -> None:
         print("error: upper − lower, where both are given; excess: upper − our lower, which is at least upper − truth")
         verdicts = [line for length in (1, 10, COMPARED) for line in from_scratch(ring, length)]
         verdicts += calibration(ring)
+        verdicts += one_more()
         growth(ring, "steps of one release", [(10**power, (Run(1.0, 10**power),)) for power in range(7)])
         growth(ring, "distinct releases", [(length, distinct(length)) for length in (1, 2, 5, 10, 20, 50, 100, 200)])
         print("\nFROM SCRATCH, longer, as far as the time suffices")
@@ -395,6 +402,50 @@ def attained(goal: Goal, noise: float) -> Bounds:
 
 
 # Growth
+
+
+def one_more() -> Iterator[str]:
+    """One more release onto a history of 50, where what went before is kept by either side."""
+    history = Report.of(event_of(distinct(COMPARED)), delta=DELTA)
+    sketch = history.history
+    assert isinstance(sketch, Sketch)
+    known, budget = event_of(ONE), 3.0
+    fresh = (event_of((Run(2 + 0.001 * number, STEPS),)) for number in count())
+    pld, rdp = PLDAccountant(), RdpAccountant()
+    for accountant in (pld, rdp):
+        for run in distinct(COMPARED):
+            accountant.compose(peer_event(run))
+
+    def theirs(accountant: PrivacyAccountant) -> float:
+        longer = deepcopy(accountant)
+        return float(longer.compose(peer_event(ONE[0])).get_epsilon(DELTA))
+
+    seen, at_budget = "ε, a mechanism seen before", f"δ at ε = {budget:g}, seen before"
+    taken = medians(
+        {
+            seen: lambda: history.plus(known).epsilon,
+            "ε, a new mechanism": lambda: history.plus(next(fresh)).epsilon,
+            "dp-accounting PLD": lambda: theirs(pld),
+            "dp-accounting RDP": lambda: theirs(rdp),
+        },
+        repeats=9,
+    )
+    taken |= medians({at_budget: lambda: sketch.plus(known, "add_remove").delta(budget)}, repeats=9, calls=200)
+    frequencies = len(sketch.bands[0].low)
+    print(f"\nONE MORE RELEASE onto a history of {COMPARED}, kept as a sketch of 2 × {frequencies} frequencies")
+    for name, seconds in taken.items():
+        print(f"{name:<32}{duration(seconds):>10}")
+    ours, quick = taken[seen], taken[at_budget]
+    for what, seconds, target in (("ε", ours, ONE_MORE_SECONDS), ("δ by a sketch", quick, SKETCH_SECONDS)):
+        verdict = "met" if seconds <= target else "missed"
+        yield f"{verdict:<7} one more release, {what}: {duration(seconds)}, target {duration(target)}"
+    yield at_least("one more release beside dp-accounting PLD", taken["dp-accounting PLD"] / ours, COMPOSE_TARGET)
+
+
+def peer_event(run: Run) -> dp_accounting.DpEvent:
+    """A release in the terms of dp-accounting."""
+    step = dp_accounting.PoissonSampledDpEvent(Q, dp_accounting.GaussianDpEvent(run.noise_multiplier))
+    return dp_accounting.SelfComposedDpEvent(step, run.steps)
 
 
 def growth(ring: Ring, what: str, plans: Sequence[tuple[int, Plan]]) -> None:
