@@ -185,7 +185,11 @@ def _verified(head: Link, link: Link, body: bytes) -> Link:
     """The link that follows `head`, if it is `link`; the number that an error names is the one due here."""
     due = head.number + 1
     if link.number != due:
-        shown = f"number {link.number}" if type(link.number) is int and abs(link.number) <= MAX_SIZE else "no possible number"
+        shown = (
+            f"number {link.number}"
+            if type(link.number) is int and abs(link.number) <= MAX_SIZE
+            else "no possible number"
+        )
         raise BrokenChain(due, "number", f"in its place stands an entry with {shown}")
     if link.previous != head.hash:
         shown = f"it names {_hex(link.previous)} as the hash before it, which is {head.hash.hex()}"
