@@ -720,6 +720,11 @@ def test_a_checkpoint_is_over_the_heads_in_the_order_of_names(heads: list[Head],
         assert refused(verify_heads, checkpoint=mark, heads=others)
 
 
+def test_the_order_of_names_is_that_of_utf_8_not_of_utf_16() -> None:
+    heads = [begin("\ufb33").head, begin("\U0001f600").head]
+    assert checkpoint(heads[::-1], at="noon").root == root([head.leaf for head in heads])
+
+
 def test_what_is_signed_is_written_out() -> None:
     mark = checkpoint([], at="2026-11-16T12:00:00Z")
     payload = b'{"at":"2026-11-16T12:00:00Z","root":"%b","size":0}' % EMPTY_ROOT.hex().encode()
