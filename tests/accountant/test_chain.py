@@ -213,7 +213,7 @@ def test_what_has_no_canonical_form_is_refused_with_its_path(document: Any, path
         "{}".encode("utf-16"),
         b"[" * 100_000,
         b'{"a":' + b"1" * 5000 + b"}",
-        b"0" * (MAX_BYTES + 1),
+        b'"' + b"0" * MAX_BYTES + b'"',
         "{}",
         None,
         bytearray(b"{}"),
@@ -408,7 +408,7 @@ def test_a_log_written_anew_is_found_by_a_checkpoint_alone(bodies: list[bytes], 
 
 def test_heads_must_be_of_this_chain_and_agree_in_full() -> None:
     chain, log = written([b"{}", b"{}"])
-    for head in (begin("clinic-b").head, begin("clinic-a").head):
+    for head in (written([b"{}", b"{}"], "clinic-b")[0].head, begin("clinic-a").head):
         with pytest.raises(InvalidInput, match="heads of 'clinic-a' from number 1 on"):
             verify(written([b"{}"])[0], log[1:], heads=[head])
     assert broken(log, replace(chain.head, root=EMPTY_ROOT)).fault == "head"
@@ -637,6 +637,20 @@ def test_empty_trees() -> None:
     assert refused(verify_consistency, old_root=LEAVES[0], old_size=0, new_root=LEAVES[1], new_size=1, proof=())
 
 
+def test_a_path_that_leads_to_the_root_in_another_shape_is_refused() -> None:
+    """The hashes agree here, and only the number of steps tells that the tree has not the size it is said to have."""
+    extra = leaf_hash(b"extra")
+    grown = node_hash(extra, REFERENCE[0])
+    assert refused(verify_inclusion, root=grown, size=1, index=0, leaf=REFERENCE[0], proof=[extra])
+    assert refused(verify_inclusion, root=REFERENCE[0], size=2, index=0, leaf=REFERENCE[0], proof=[])
+
+    old_root, new_root = root(REFERENCE[:3]), root(REFERENCE[:4])
+    proof = consistency_proof(REFERENCE[:4], old_size=3)
+    assert refused(verify_consistency, old_root=old_root, old_size=3, new_root=new_root, new_size=8, proof=proof)
+    old_root, new_root, proof = node_hash(extra, old_root), node_hash(extra, new_root), (*proof, extra)
+    assert refused(verify_consistency, old_root=old_root, old_size=3, new_root=new_root, new_size=4, proof=proof)
+
+
 def test_a_node_cannot_pass_as_an_item() -> None:
     left, right = REFERENCE[:2]
     assert leaf_hash(left + right) != node_hash(left, right)
@@ -701,6 +715,7 @@ def test_a_checkpoint_is_over_the_heads_in_the_order_of_names(heads: list[Head],
         for head in ordered
     ]
     assert (mark.size, mark.root) == (len(heads), definition([leaf_hash(item) for item in items]))
+    assert refused(verify_heads, checkpoint=replace(mark, size=mark.size + 1), heads=heads)
     random.shuffle(heads)
     assert checkpoint(heads, at="noon") == mark
     verify_heads(mark, heads)
