@@ -201,15 +201,15 @@ class SampledReplaced(Pair):
 def _normal(points: Floats) -> tuple[Floats, Floats]:
     """Masses of N(0, 1) between consecutive points, each from the side on which it keeps its digits, and their errors.
 
-    A tail at z is right to 4 (1 + z²) roundings. A cell of width d holds at least about d (1 + z) of the tail, so the
-    difference of two tails is right to 10 (1 + z) / d roundings.
+    A tail at z is right to 4 (1 + z²) roundings, most of them of z itself. A cell of width d < 1 holds at least about
+    d (1 + z) of the tail, so the difference of two tails is right to 10 (1 + z) (1 + z + 1/d) roundings.
     """
     tails, away = ndtr(-np.abs(points)), np.abs(points)
     straddles = (points[:-1] < 0) & (points[1:] > 0)
     mass = np.where(straddles, 1 - tails[:-1] - tails[1:], np.abs(np.diff(tails)))
     with np.errstate(invalid="ignore", divide="ignore"):
         nearer = np.minimum(away[:-1], away[1:])
-        error = 10 * _ROUNDING * (1 + nearer) * (1 + 1 / np.minimum(np.diff(points), 1.0))
+        error = 10 * _ROUNDING * (1 + nearer) * (1 + nearer + 1 / np.minimum(np.diff(points), 1.0))
     return mass, np.where(mass > 0, error, 0.0)
 
 
