@@ -24,7 +24,7 @@ DELTA_UNITS: Final = 10**30
 SATURATED: Final = 10**40
 
 #: Covers the floating-point error of every ρ computed in double precision. The formulas of `accountant.engines.rdp`
-#: keep full relative accuracy (no cancellation), lose at most about 1e-12 in long log-sums, and get 100 times that.
+#: keep full relative accuracy (no cancellation), lose at most about 3e-12 in long log-sums, and get 30 times that.
 RELATIVE_MARGIN: Final = 1e-10
 
 

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from accountant import partition
 from accountant.events import (
@@ -308,9 +309,10 @@ class _Terms(NamedTuple):
 def _terms(orders: tuple[int, ...]) -> _Terms:
     lengths = np.array(orders) - 1
     k = np.concatenate([np.arange(2.0, order + 1) for order in orders])
-    logs = [math.log(math.comb(order, k)) for order in orders for k in range(2, order + 1)]
+    order = np.repeat(np.array(orders, dtype=float), lengths)
+    logs = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)  # right to 2e-12
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    return _Terms(k, np.array(logs), np.repeat(np.array(orders, dtype=float), lengths) - k, starts, lengths)
+    return _Terms(k, logs, order - k, starts, lengths)
 
 
 def _integer_orders(orders: tuple[int, ...], q: float, sigma: float) -> Floats:
