@@ -25,6 +25,7 @@ from pyroaring import BitMap, FrozenBitMap
 from accountant import sealed
 from accountant.calibration import least_noise_factor, most_times, noisier
 from accountant.cohorts import Cohorts, Scope, Transition
+from accountant.engines import VERSIONS
 from accountant.errors import InvalidInput, Unattainable, UnknownRelease
 from accountant.events import Adjacency, Composed, Event, Repeated, adjacency_of, event_of
 from accountant.filters import Cost, Explanation, Filter
@@ -314,11 +315,16 @@ def _with_hold(release: str, part: Part) -> Transition:
 
 
 def replay(entries: Iterable[Entry], *, rules: Rules | None = None) -> Ledger:
-    """The ledger that a log leads to. With the rules every charge is priced again, and a wrong price is refused."""
+    """The ledger that a log leads to.
+
+    With the rules everything is decided again: a price that no proof gives, a datapoint that is not charged (under
+    `trim`, somebody may be), and a hold that the gate would not have admitted are refused.
+    """
     ledger = Ledger()
     for entry in entries:
         if rules is not None and isinstance(entry, Held):
             _check_prices(rules, entry)
+            _check_admission(ledger, rules, entry)
         apply(ledger, entry)
     return ledger
 
@@ -340,13 +346,33 @@ def _check_prices(rules: Rules, held: Held) -> None:
             )
             if collapse is None:
                 prices[ledger] = sealed.by_curve(budget, event, rules.adjacency).cost
-            elif sealed.proves(event, collapse, rules.adjacency):
+            elif collapse.engine in VERSIONS and sealed.proves(event, collapse, rules.adjacency):
                 prices[ledger] = sealed.by_collapse(budget, collapse, rules.adjacency).cost
             else:
                 expected = f"an (ε, δ) that the engines prove of these charges of release {held.release!r}"
                 raise InvalidInput("collapsed", str(collapse), expected)
-        if collapsed or part.spending != tuple(sorted(prices.items())):
+        if (
+            collapsed
+            or len(part.collapsed) > len(dict(part.collapsed))
+            or part.spending != tuple(sorted(prices.items()))
+        ):
             raise InvalidInput("spending", part.touch, f"the price of these charges of release {held.release!r}")
+
+
+def _check_admission(ledger: Ledger, rules: Rules, held: Held) -> None:
+    """Everybody in the scopes is charged (under `trim`: or left out), once, and the gate admits it."""
+    charged, scopes = BitMap(), BitMap().union(*(charge.scope for charge in held.charges))
+    for part in held.parts:
+        if not charged.isdisjoint(part.scope):
+            raise InvalidInput("parts", part.touch, f"each datapoint of release {held.release!r} once")
+        charged |= part.scope
+        for history, _ in ledger.cohorts.touched(part.scope):
+            for name, cost in part.spending:
+                budget = rules.ledgers[name]
+                if not budget.admits(_standing(budget, history, name) + cost):
+                    raise InvalidInput("hold", held.release, f"a hold that ledger {name!r} admits")
+    if charged != scopes and not (rules.on_exhausted == "trim" and charged and charged.issubset(scopes)):
+        raise InvalidInput("parts", held.release, f"all {len(scopes):,} datapoints that its charges touch")
 
 
 def _touching(part: Part, held: Held) -> tuple[int, ...]:

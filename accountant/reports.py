@@ -107,8 +107,13 @@ def _composition(leaves: Mapping[Leaf, int]) -> Event:
     return Composed(events=tuple(Repeated(times=times, event=leaf) for leaf, times in leaves.items()))
 
 
-@lru_cache(maxsize=256)
 def _release(event: Event, grid: prv.Grid, adjacency: Adjacency) -> tuple[Laws | None, float]:
+    make = _kept_release if grid.points <= prv.KEPT_POINTS else _kept_release.__wrapped__
+    return make(event, grid, adjacency)
+
+
+@lru_cache(maxsize=128)
+def _kept_release(event: Event, grid: prv.Grid, adjacency: Adjacency) -> tuple[Laws | None, float]:
     found = pairs.parts(event, adjacency)
     return prv.composed(prv.pairs_of(found), grid, "above") if found else None, prv.log_finite(found)
 
@@ -164,7 +169,7 @@ class OnGrid(NamedTuple):
                 law.transform[:kept].copy(),
                 law.cumulant,
                 law.cumulants,
-                law.infinite,
+                law.log_finite,
                 law.correction,
                 law.few,
                 law.many,
@@ -219,7 +224,7 @@ class Band(NamedTuple):
     low: prv.Complexes
     cumulant: float
     cumulants: prv.Floats
-    infinite: float
+    log_finite: float
     correction: float
     few: int
     many: int
@@ -237,7 +242,7 @@ class Band(NamedTuple):
             self.low * law.transform[: len(self.low)],
             self.cumulant + law.cumulant,
             self.cumulants + law.cumulants,
-            self.infinite + law.infinite,
+            self.log_finite + law.log_finite,
             self.correction + law.correction,
             self.few + law.few,
             self.many + law.many,
@@ -322,4 +327,4 @@ def _finite(band: Band, kernel: _Kernel, weights: prv.Complexes, grid: prv.Grid,
     )
     # What lies beyond the window is less than what wraps around from above.
     counted_above = math.exp(exponent) * value + 2 * aliased + kernel.from_below
-    return counted_above * (1 + pairs.TAIL_ERROR) ** band.steps + band.infinite
+    return counted_above * (1 + pairs.TAIL_ERROR) ** band.steps - math.expm1(band.log_finite) * (1 + 1e-12)

@@ -144,11 +144,14 @@ class TwoPoints(Pair):
 class Sampled(Pair):
     """(1 − q) Q + q P against Q: the record is in the sample with probability q (add/remove).
 
-    Zhu, Dong & Wang 2022, Theorem 11; `inner` must be its own mirror image, so that it dominates both directions.
+    Zhu, Dong & Wang 2022, Theorem 11; `inner` must be its own mirror image, so that it dominates both directions. With
+    probability `infinite` P and Q give everything away. For P that is an infinite loss with probability q · `infinite`;
+    what only Q does has the loss ln(1 − q), since the record is mostly not in the sample.
     """
 
     q: float
     inner: Pair
+    infinite: float = 0.0
 
     def masses(self, edges: Floats) -> Masses:
         """The loss ε is where the inner loss is ln((e^ε − 1 + q) / q), and above ln(1 − q) everywhere."""
@@ -157,16 +160,23 @@ class Sampled(Pair):
             near = np.log1p(np.maximum(growth, -1.0))
         far = edges - math.log(self.q)  # right to e^-30
         p, q, error = self.inner.masses(np.where(edges > 30, far, near))
-        return Masses((1 - self.q) * q + self.q * p, q, error + 4 * _ROUNDING)
+        p = (1 - self.q) * q + self.q * p
+        if self.infinite:
+            of_q_alone = self.infinite * np.diff(edges >= math.log1p(-self.q))
+            p = (1 - self.infinite) * p + (1 - self.q) * of_q_alone
+            q = (1 - self.infinite) * q + of_q_alone
+            p[-1] += self.q * self.infinite * (edges[-1] == math.inf)
+        return Masses(p, q, error + 8 * _ROUNDING)
 
     @property
     def reach(self) -> float:
-        """The larger bound of the two directions."""
+        """The larger bound of the two directions, of finite losses."""
         inner = self.inner.reach
         if inner == math.inf:
             return inner
         up = float(np.logaddexp(math.log1p(-self.q), math.log(self.q) + inner))
-        return max(up, -math.log1p(self.q * math.expm1(-inner))) * (1 + 1e-12)
+        down = -math.log1p(-self.q) if self.infinite else -math.log1p(self.q * math.expm1(-inner))
+        return max(up, down) * (1 + 1e-12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +330,8 @@ def _sampled_parts(leaf: PoissonSampled, adjacency: Adjacency) -> dict[Part, int
         return _without_amplification(leaf, full, adjacency)
     (part,) = full
     if adjacency == "add_remove":
-        pair = Sampled(q, part.pair)
-        # Q against P has no infinite loss, but one of ln(1 / (1 − q)), which `infinite` covers (docs/accounting.md).
-        attained = None if part.attained is None else NOTHING if part.infinite else Sampled(q, part.attained)
-        infinite = rounded(Fraction(q) * Fraction(part.infinite), towards=1.0)
-        return {Part(pair, infinite, attained): 1}
+        attained = None if part.attained in {None, NOTHING} else Sampled(q, part.attained, part.infinite)
+        return {Part(Sampled(q, part.pair, part.infinite), 0.0, attained): 1}
     if isinstance(part.pair, Normal):
         sigma = 2 / part.pair.shift  # the shift under replace-one is 2 / σ
         if sigma < _LEAST_SIGMA:

@@ -13,9 +13,10 @@ e^(θ · loss) before they are transformed, so that the part that decides δ(ε)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from itertools import chain
 from operator import add
 from typing import Final, NamedTuple, TypeAlias
 
@@ -32,10 +33,10 @@ Floats: TypeAlias = NDArray[np.float64]
 Complexes: TypeAlias = NDArray[np.complex128]
 Counts: TypeAlias = Mapping[Pair, int]
 
-MAX_POINTS: Final = 2**21
-MAX_WORK: Final = 2**26  # points of all parts together: some seconds
+MAX_POINTS: Final = 2**21  # of one part: some hundred megabytes while it is put on its mesh
+MAX_WORK: Final = 2**24  # points of all parts together: some seconds
 _SMALL_POINTS: Final = 2**15
-_KEPT_POINTS: Final = 2**16  # laws and transforms of more are not kept: with the sizes of the caches, 300 MB at most
+KEPT_POINTS: Final = 2**16  # laws and transforms of more are not kept: with the sizes of the caches, 300 MB at most
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
 _LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
@@ -46,6 +47,8 @@ _LARGEST_EXPONENT: Final = 690.0
 _ROUNDING: Final = 2.0**-53
 _BUTTERFLY: Final = 6 * _ROUNDING  # error of one stage of a transform, of a law of mass 1
 NEGLIGIBLE: Final = 1e-6  # of δ
+_TOLERABLE: Final = 1e-3  # of δ; where errors are larger, another grid is tried
+_TINY: Final = 1e-3  # an ε that need not be found better
 _MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
 _TAILS: Final = (1e-15, 1e-20, 1e-30, 1e-60)
 
@@ -97,8 +100,20 @@ def upper_bound(event: Event, *, delta: float, adjacency: Adjacency, precision: 
 def _upper(found: Mapping[Part, int], delta: float, precision: float = PRECISION) -> tuple[float, Grid]:
     counts = pairs_of(found)
     spare = finite_share(log_finite(found), delta)
-    grid = grid_for(counts, spare, precision)
-    return epsilon_above(composed(counts, grid, "above"), grid, spare), grid
+    solutions: list[tuple[float, Grid]] = []
+    problem = _too_costly(counts)
+    for grid in chain(_grids(counts, spare, precision), _grids(counts, spare, 30 * precision)):
+        try:
+            solution = _solution(composed(counts, grid, "above"), grid, spare)
+        except Uncovered as reason:
+            problem = reason
+            continue  # another tilt or a coarser mesh may do
+        solutions.append((solution.epsilon, grid))
+        if solution.error <= _TOLERABLE * spare or solution.epsilon <= _TINY:
+            break
+    if not solutions:
+        raise problem
+    return min(solutions)
 
 
 def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
@@ -111,7 +126,7 @@ def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
     if not counts or spare <= 0:
         return 0.0
     finest = grid.mesh / _FINER
-    while grid.points * len(counts) <= _LOWER_WORK // 2 and grid.points < _KEPT_POINTS and grid.mesh > finest:
+    while grid.points * len(counts) <= _LOWER_WORK // 2 and grid.points < KEPT_POINTS and grid.mesh > finest:
         grid = grid._replace(mesh=grid.mesh / 2, points=grid.points * 2)
     # Only P may give everything away: then its other masses are smaller by 1 − infinite, and Q's are not.
     return max(0.0, _epsilon_below(composed(counts, grid, "below"), grid, spare) + math.log1p(-infinite))
@@ -139,43 +154,66 @@ def finite_share(log_finite: float, delta: float) -> float:
 
 
 def grid_for(counts: Counts, spare: float, precision: float = PRECISION) -> Grid:
-    """A grid that is fine and long enough, and no finer than that, so that others share it."""
+    """The grid that is likely to do with the fewest points."""
+    grid = next(_grids(counts, spare, precision), None)
+    if grid is None:
+        raise _too_costly(counts)
+    return grid
+
+
+def _too_costly(counts: Counts) -> Uncovered:
+    return Uncovered(f"{len(counts):,} different parts of {sum(counts.values()):,} steps need too many points")
+
+
+def _grids(counts: Counts, spare: float, precision: float = PRECISION) -> Iterator[Grid]:
+    """Grids that are fine and long enough, and no finer than that, so that others share them; the shortest first.
+
+    There is none where all would be too costly.
+    """
     steps = sum(counts.values())
     if steps > _MAX_STEPS:
         raise Uncovered(f"{steps:,} steps, and at most {_MAX_STEPS:,} are composed numerically")
     tail = next((tail for tail in _TAILS if steps * tail <= NEGLIGIBLE * spare), None)
     if tail is None:
         raise Uncovered("δ is too small")
-    _affordable(counts, _coarse_mesh(steps), tail)
+    if not _is_affordable(counts, _coarse_mesh(steps), tail):
+        return
     tables = [(_coarse_cumulants(pair, _coarse_mesh(steps), tail), times) for pair, times in counts.items()]
     totals = [np.sum([times * table[direction] for table, times in tables], axis=0) for direction in (0, 1)]
     worst = max(totals, key=lambda total: chernoff(total, spare))
     proved = (worst - math.log(spare)) / TILTS
-    mesh = mesh_for(steps, spare, float(proved.min()), precision)
-    _affordable(counts, mesh, tail)
+    mesh = min(mesh_for(steps, spare, float(proved.min()), precision), _coarse_mesh(steps))
+    if not _is_affordable(counts, mesh, tail):
+        return
     # At the best tilt what rounding adds is a small part of δ if ε is what Chernoff's inequality proves; if it is less,
     # that part grows by e^(tilt · difference).
     most = (16 - 0.5 * math.log(spare)) / max(float(proved.min()), 1e-9)
     best = min(int(np.argmin(proved)), int(np.searchsorted(TILTS, most)), len(TILTS) - 5) // 2 * 2
-    places = (max(best - 2, 0), best, best + 2)
-    width, place = min((max(width_for(total, place, spare, 0.0) for total in totals), place) for place in places)
-    if width / mesh > _SMALL_POINTS:
+    widths = {
+        place: max(width_for(total, place, spare, 0.0) for total in totals)
+        for place in sorted({max(best - 4, 0), max(best - 2, 0), best, best + 2})
+    }
+    by_width = sorted(widths, key=lambda place: widths[place])
+    first = widths[by_width[0]]
+    if first / mesh > _SMALL_POINTS:
         # The true ε is seldom below half of what Chernoff's inequality proves.
         halves = [chernoff(total, spare) / 2 for total in totals]
-        width = max(width_for(total, place, spare, half) for total, half in zip(totals, halves, strict=True))
-    if not width / mesh <= MAX_POINTS:
-        raise Uncovered(f"a range of {width:.3g} on a mesh of {mesh:.3g}")
-    points = _length(max(width / mesh, 64.0))
-    if points * len(counts) > MAX_WORK:
-        raise Uncovered(f"{points:,} points for each of {len(counts):,} different parts")
-    return Grid(mesh, points, float(TILTS[place]), tail, _coarse_mesh(steps))
+        first = max(width_for(total, by_width[0], spare, half) for total, half in zip(totals, halves, strict=True))
+    for place, width in ((by_width[0], first), *((place, widths[place]) for place in by_width)):
+        points = _length(max(min(width / mesh, 1e9), 64.0))
+        if points <= MAX_POINTS and points * len(counts) <= MAX_WORK:
+            yield Grid(mesh, points, float(TILTS[place]), tail, _coarse_mesh(steps))
 
 
-def _affordable(counts: Counts, mesh: float, tail: float) -> None:
+def _is_affordable(counts: Counts, mesh: float, tail: float) -> bool:
     """The cost guard: before anything is put on a mesh, its points are counted."""
-    points = sum((high - low) / mesh for low, high in (pairs.support(pair, tail) for pair in counts))
-    if points > MAX_WORK:
-        raise Uncovered(f"{len(counts):,} different parts on a mesh of {mesh:.3g}")
+    points = [_points(pair, mesh, tail) for pair in counts]
+    return max(points) <= MAX_POINTS and sum(points) <= MAX_WORK
+
+
+def _points(pair: Pair, mesh: float, tail: float) -> float:
+    low, high = pairs.support(pair, tail)
+    return (high - low) / mesh
 
 
 def _coarse_mesh(steps: int) -> float:
@@ -228,7 +266,8 @@ def aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Flo
     shares = cumulants[place + 1 :] - further - np.log(-np.expm1(-further))
     # It falls with ε, so the first of each block of nodes serves them all.
     block = max(1, len(epsilon) // 64)
-    from_above = np.exp(np.minimum((shares - np.outer(epsilon[::block], tilts)).min(axis=1), 0.0))
+    exponent = (shares - np.outer(epsilon[::block], tilts)).min(axis=1)
+    from_above = np.exp(np.minimum(exponent, _LARGEST_EXPONENT))
     aliased: Floats = np.repeat(from_above, block)[: len(epsilon)] + from_below
     return aliased
 
@@ -241,10 +280,12 @@ def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> tuple[Floats, Flo
 
 
 def _cumulant_table(law: Law, mesh: float) -> Floats:
-    exponent = np.outer(TILTS, mesh * np.arange(law.first, law.first + len(law.mass)))
-    within = np.maximum(exponent[:, 0], exponent[:, -1]) < _LARGEST_EXPONENT
+    loss = mesh * np.arange(law.first, law.first + len(law.mass))
     table = np.full(len(TILTS), math.inf)
-    table[within] = np.log(np.exp(exponent[within]) @ law.mass)
+    for place, tilt in enumerate(TILTS):
+        if tilt * loss[-1] < _LARGEST_EXPONENT:
+            # the margin covers the rounding of the sum
+            table[place] = math.log(float(np.exp(tilt * loss) @ law.mass)) + 1e-13
     return table
 
 
@@ -258,7 +299,7 @@ class Composed:
     transform: Complexes
     cumulant: float
     cumulants: Floats  # at least the true ones, at every tilt
-    infinite: float
+    log_finite: float  # ln of the probability that no loss is beyond the grids
     correction: float
     few: int  # steps of parts that are repeated seldom
     many: int  # steps of parts that are repeated often
@@ -268,7 +309,7 @@ class Composed:
             transform=self.transform * other.transform,
             cumulant=self.cumulant + other.cumulant,
             cumulants=self.cumulants + other.cumulants,
-            infinite=self.infinite + other.infinite,
+            log_finite=self.log_finite + other.log_finite,
             correction=self.correction + other.correction,
             few=self.few + other.few,
             many=self.many + other.many,
@@ -280,7 +321,7 @@ class Composed:
             transform=_power(self.transform, times),
             cumulant=times * self.cumulant,
             cumulants=times * self.cumulants,
-            infinite=times * self.infinite,
+            log_finite=times * self.log_finite,
             correction=times * self.correction,
             few=few,
             many=many,
@@ -320,9 +361,10 @@ def composed(counts: Counts, grid: Grid, side: Side) -> tuple[Composed, Composed
 
 
 def _once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
-    lowest, highest = pairs.support(pair, grid.tail)
-    kept = max(grid.points, (highest - lowest) / grid.mesh) <= _KEPT_POINTS
-    make = _kept_once if kept else _kept_once.__wrapped__
+    points = _points(pair, grid.mesh, grid.tail)
+    if points > MAX_POINTS:
+        raise Uncovered(f"a part needs {points:.3g} points on a mesh of {grid.mesh:.3g}")
+    make = _kept_once if max(grid.points, points) <= KEPT_POINTS else _kept_once.__wrapped__
     return make(pair, grid, side)
 
 
@@ -345,7 +387,7 @@ def _transformed(law: Law, cumulants: Floats, grid: Grid) -> Composed:
         transform=fft.rfft(rolled),
         cumulant=math.log(total),
         cumulants=cumulants,
-        infinite=law.infinite,
+        log_finite=math.log1p(-law.infinite),
         correction=law.correction,
         few=1,
         many=0,
@@ -408,26 +450,42 @@ def _sums_above(weight: Floats) -> Floats:
     return np.append(np.cumsum(weight[:0:-1])[::-1], 0.0)
 
 
+class _Solution(NamedTuple):
+    """An ε, and what numerical errors may add to δ there."""
+
+    epsilon: float
+    error: float
+
+
 def epsilon_above(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:
     """An ε at which the finite losses of neither direction have more than `spare`."""
-    return max(_solved_above(law, grid, spare) for law in laws)
+    return _solution(laws, grid, spare).epsilon
 
 
-def _solved_above(law: Composed, grid: Grid, spare: float) -> float:
-    spare = (spare - law.infinite) / (1 + pairs.TAIL_ERROR) ** law.steps
+def _solution(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> _Solution:
+    solved = [_solved_above(law, grid, spare) for law in laws]
+    return _Solution(max(each.epsilon for each in solved), max(each.error for each in solved))
+
+
+def _solved_above(law: Composed, grid: Grid, spare: float) -> _Solution:
+    spare = (spare + math.expm1(law.log_finite) * (1 + 1e-12)) / (1 + pairs.TAIL_ERROR) ** law.steps
+    if spare <= 0:
+        raise Uncovered("the chance that everything is given away uses up δ")
     profile = _profile(law, grid, spare)
     fits = np.flatnonzero(profile.value + profile.error <= spare)
     if not len(fits):
         raise Uncovered("rounding errors are larger than δ")
     place = int(fits[0])
-    offset = float(profile.offset[place])
+    offset, error = float(profile.offset[place]), float(profile.error[place])
     if place:
         before = place - 1
         needed = float(profile.first[before] + profile.error[before]) - spare
         second = float(profile.second[before])
         if needed > 0 and second > 0:
             offset = min(offset, max(float(profile.offset[before]), math.log(needed / second)))
-    return max(0.0, profile.base + offset + law.correction) * (1 + 1e-12)
+    elif profile.base > 0:
+        error = math.inf  # the true ε may be below the window
+    return _Solution(max(0.0, profile.base + offset + law.correction) * (1 + 1e-12), error)
 
 
 def _epsilon_below(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pyroaring import BitMap
+from pyroaring import BitMap, FrozenBitMap
 
 from accountant import account, ledger
 from accountant.engines import rdp
@@ -257,7 +257,7 @@ class Lives(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "log"):
-            again = replay(self.log, rules=LIVES)
+            again = replay(self.log, rules=replace(LIVES, on_exhausted="trim"))
             assert dict(again.cohorts.items()) == dict(self.book.cohorts.items())
             assert again.statuses == self.book.statuses
 
@@ -543,3 +543,23 @@ def test_a_log_whose_parts_name_no_charge_is_refused(touch: bytes) -> None:
     wrong = replace(decision.hold, parts=(replace(part, touch=touch),))
     with pytest.raises(InvalidInput, match="touch: expected numbers of charges of release 'r'"):
         replay([Registered(count=10), wrong], rules=RULES)
+
+
+def test_a_log_that_charges_too_few_or_too_much_is_refused() -> None:
+    decision = propose(life(10), RULES, release="r", charges=[charge(scope((0, 5)), PureDP(epsilon=0.6))])
+    assert decision.hold is not None
+    hold = decision.hold
+    (part,) = hold.parts
+    nobody, some = replace(hold, parts=()), replace(hold, parts=(replace(part, scope=FrozenBitMap([0])),))
+    for too_few in (nobody, some):
+        with pytest.raises(InvalidInput, match="parts: expected all 5 datapoints that its charges touch, got 'r'"):
+            replay([Registered(count=10), too_few], rules=RULES)
+    twice = replace(hold, parts=(part, replace(part, scope=FrozenBitMap([0]))))
+    with pytest.raises(InvalidInput, match="parts: expected each datapoint of release 'r' once"):
+        replay([Registered(count=10), twice], rules=RULES)
+    with pytest.raises(InvalidInput, match="hold: expected a hold that ledger '' admits, got 's'"):
+        replay([Registered(count=10), hold, replace(hold, release="s")], rules=RULES)
+    lenient = replace(RULES, on_exhausted="trim")
+    assert replay([Registered(count=10), some], rules=lenient).statuses == {"r": "held"}
+    with pytest.raises(InvalidInput, match="parts: expected all 5"):
+        replay([Registered(count=10), nobody], rules=lenient)

@@ -636,3 +636,15 @@ def test_a_sealed_plan_fits_where_hardly_a_step_does() -> None:
     mixed = Filter.of(epsilon=1.0, delta=1e-5)
     assert mixed.how_often(sealed.by_curve(mixed, step, "add_remove").cost, after=mixed.nothing) <= 2
     assert sealed.admits(mixed, Repeated(times=200, event=step), "add_remove", [mixed.nothing], delta=5e-6)
+
+
+def test_a_collapse_by_an_engine_that_does_not_exist_is_refused() -> None:
+    decision = decide(RULES, everyone(TOO_LOUD_FOR_ITS_CURVE))
+    assert decision.hold is not None
+    (part,) = decision.hold.parts
+    ((name, collapsed),) = part.collapsed
+    invented = replace(part, collapsed=((name, replace(collapsed, engine="magic")),))
+    doubled = replace(part, collapsed=part.collapsed * 2)
+    for wrong in (invented, doubled):
+        with pytest.raises(InvalidInput):
+            replay([Registered(count=10), replace(decision.hold, parts=(wrong,))], rules=RULES)
