@@ -38,6 +38,9 @@ LIFELONG: Final = ""  # the name of the ledger over a datapoint's whole life; a 
 MAX_CHARGES: Final = 1_000
 MAX_REGIONS: Final = 10_000  # disjoint sets into which the scopes of one release cut each other
 MAX_NAME: Final = 200
+_PROBES, _FEW_PROBES = 14, 3  # compositions per advice, of what is composed quickly and of what is not
+_QUICK_NODES, _QUICK_LEAVES = 20, 50_000
+_MOST_FACTOR: Final = 100.0  # by which noise would have to grow, beyond which composing is not tried
 MAX_COLLAPSES: Final = 32  # different events that one release may come to; to compose each takes milliseconds
 
 OnExhausted: TypeAlias = Literal["deny", "trim"]
@@ -524,9 +527,12 @@ def _advice(
     *,
     delta: float | None,
 ) -> Iterator[Advice]:
-    """The nearest parameters that every touched datapoint could still afford, found by asking the gate."""
+    """Parameters near those proposed that every touched datapoint could still afford, found by asking the gate.
 
-    def instead(events: Sequence[Event]) -> bool:
+    Prices by curves are cheap, and searched to the end. Composing is not: a few probes look for something nearer.
+    """
+
+    def instead(events: Sequence[Event], *, delta: float | None) -> bool:
         changed = [replace(charge, event=event) for charge, event in zip(charges, events, strict=True)]
         return all(
             sealed.admits(due.budget, _composed(changed, due.charges), rules.adjacency, due.standings, delta=delta)
@@ -536,9 +542,28 @@ def _advice(
     def with_noise(factor: float) -> list[Event]:
         return [noisier(charge.event, factor) for charge in charges]
 
+    def with_steps(times: int) -> list[Event]:
+        return [Repeated(times=times, event=inner)]
+
+    is_quick = len(dues) * sum(charge.event.shape.nodes for charge in charges) <= _QUICK_NODES and all(
+        charge.event.shape.leaves <= _QUICK_LEAVES for charge in charges
+    )
+    probes = 0 if delta == 0 else _PROBES if is_quick else _FEW_PROBES
+    factor = math.inf
     with suppress(Unattainable):
-        factor = float(rounded_up(least_noise_factor(lambda factor: instead(with_noise(factor))), digits=5))
-        if instead(with_noise(factor)):
+        factor = least_noise_factor(lambda factor: instead(with_noise(factor), delta=0.0))
+    low, high = 1.0, min(factor, _MOST_FACTOR)
+    for _ in range(probes):
+        middle = float(rounded_up(math.sqrt(low * high), digits=5))
+        if not low < middle < high:
+            break
+        if instead(with_noise(middle), delta=delta):
+            factor = high = middle
+        else:
+            low = middle
+    if factor < math.inf:
+        factor = float(rounded_up(factor, digits=5))
+        if instead(with_noise(factor), delta=delta):
             yield Advice(
                 kind="noise",
                 message=f"Noise {factor:g} times as large (or ε divided by it) would be admitted.",
@@ -546,12 +571,21 @@ def _advice(
             )
     if len(charges) == 1 and isinstance(event := charges[0].event, Repeated) and event.times > 1:
         inner = event.event
-        times = most_times(lambda times: instead([Repeated(times=times, event=inner)]), most=event.times - 1)
+        times = most_times(lambda times: instead(with_steps(times), delta=0.0), most=event.times - 1)
+        least, most = times, event.times
+        for _ in range(probes):
+            middle = math.isqrt(max(1, least) * most)
+            if not least < middle < most:
+                break
+            if instead(with_steps(middle), delta=delta):
+                times = least = middle
+            else:
+                most = middle
         if times:
             yield Advice(
                 kind="steps",
                 message=f"{times:,} steps instead of {event.times:,} would be admitted.",
-                events=(Repeated(times=times, event=inner),),
+                events=tuple(with_steps(times)),
             )
     trimmed = sum(exhausted.values())
     if trimmed < sum(len(region.scope) for region in regions):

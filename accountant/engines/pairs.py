@@ -50,12 +50,12 @@ Side: TypeAlias = Literal["above", "below"]
 
 TAIL_ERROR: Final = 1e-12  # relative, of the mass of all losses above an edge
 MOST_LOSS: Final = 500.0  # larger ones are not computed with: their odds leave the range of floats
-_EDGE_ERROR: Final = 1e-14  # of an edge, relative to 1 + |edge|
+_EDGE_ERROR: Final = 1e-13  # of an edge, relative to 1 + |edge|
 _ROUNDING: Final = 2.0**-53
 _LEAST_SHIFT: Final = 1e-9  # of a Gaussian; a smaller one is charged like this
 _LEAST_LOSS: Final = 1e-30  # a smaller bound is charged like this
 _LEAST_RATE: Final = 1e-30  # a lower sampling rate is charged like this
-_MOST_RATE: Final = 1 - 1e-6  # a higher sampling rate is charged like 1: the loss near ln(1 − q) would lose its digits
+_MOST_RATE: Final = 0.999  # a higher sampling rate is charged like 1: the loss near ln(1 − q) would lose its digits
 _LEAST_SIGMA: Final = 0.05  # of a sampled Gaussian under replace-one; less noise leaves the range of floats
 
 
@@ -174,7 +174,7 @@ class Sampled(Pair):
         inner = self.inner.reach
         if inner == math.inf:
             return inner
-        up = float(np.logaddexp(math.log1p(-self.q), math.log(self.q) + inner))
+        up = math.log1p(self.q * math.expm1(min(inner, 30.0))) + max(inner - 30.0, 0.0)
         down = -math.log1p(-self.q) if self.infinite else -math.log1p(self.q * math.expm1(-inner))
         return max(up, down) * (1 + 1e-12)
 
@@ -429,7 +429,7 @@ def _merged(cells: Masses, grid: Floats, mesh: float) -> Floats:
     p, q, error = cells
     odds = np.exp(grid)
     excess, deficit = np.maximum(p - odds[:-1] * q, 0.0), np.maximum(odds[1:] * q - p, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # A union is on the grid if the cell above it gives as much excess as the cell below it lacks:
         # kept · excess ≥ (1 − kept below) · deficit below.
         ratio = np.append(0.0, deficit[:-1] / excess[1:]) * (1 + 16 * error / mesh)

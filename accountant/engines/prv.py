@@ -120,8 +120,10 @@ def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
     """Whoever sees the whole release also sees the parts of it whose loss is attained."""
     attained = {part: times for part, times in found.items() if part.attained is not None}
     infinite = -math.expm1(log_finite(attained)) * (1 - 1e-8)
-    counts = pairs_of({part._replace(pair=part.attained): times for part, times in attained.items() if part.attained})
-    counts.pop(pairs.NOTHING, None)
+    counts: dict[Pair, int] = {}
+    for part, times in attained.items():
+        if part.attained is not None and part.attained != pairs.NOTHING:
+            counts[part.attained] = counts.get(part.attained, 0) + times
     spare = (delta - infinite) / (1 - infinite) * (1 + 1e-12)
     if not counts or spare <= 0:
         return 0.0
