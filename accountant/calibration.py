@@ -1,16 +1,18 @@
 """Guarantee → parameters: the least noise, the most steps, the largest ε that still fit.
 
-Every answer is checked by the rule that it has to pass, `account` or a filter's integers, so it errs on the private
+Every answer is checked by the rule that it has to pass, a proved ε or a filter's integers, so it errs on the private
 side: an exact plan is never refused by its own rounding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Final, TypeAlias, assert_never
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar, assert_never
 
-from accountant import sealed
-from accountant.engines import account
+from accountant import partition, sealed
+from accountant.engines import prove, rdp
 from accountant.errors import Unattainable
 from accountant.events import (
     MAX_TIMES,
@@ -27,6 +29,8 @@ from accountant.events import (
     PoissonSampled,
     PureDP,
     Repeated,
+    adjacency_of,
+    event_of,
 )
 from accountant.filters import Cost, Filter
 from accountant.units import POSITIVE, POSITIVE_FAILURE_PROBABILITY, Range, nats_down, real, whole
@@ -36,7 +40,8 @@ Fits: TypeAlias = Callable[[Event], bool]
 
 LEAST_NOISE: Final = 1e-3
 MOST_NOISE: Final = 1e9
-_PRECISION: Final = 1e-9  # relative, of a noise multiplier
+_PRECISION: Final = 1e-7  # relative, of a noise multiplier
+_SMALLEST: Final = 5e-324
 _SAMPLING: Final = Range("a number in (0, 1]", lambda value: 0 < value <= 1)
 
 
@@ -52,7 +57,7 @@ def within(*, epsilon: float, delta: float, adjacency: Adjacency = "add_remove")
     """Fits if the event by itself is proved to be (ε, δ)-DP."""
     epsilon = real("epsilon", epsilon, POSITIVE)
     delta = real("delta", delta, POSITIVE_FAILURE_PROBABILITY)
-    return lambda event: account(event, delta=delta, adjacency=adjacency).upper <= epsilon
+    return lambda event: prove(event, delta=delta, target=epsilon, adjacency=adjacency).upper <= epsilon
 
 
 def remaining(budget: Filter, used: Cost, *, adjacency: Adjacency = "add_remove", releases: int = 1) -> Fits:
@@ -72,13 +77,96 @@ def calibrate_noise_multiplier(
     steps: int = 1,
     adjacency: Adjacency = "add_remove",
 ) -> float:
-    """The least noise multiplier from 0.001 on with which DP-SGD is (ε, δ)-DP, right to nine digits and never below.
+    """The least noise multiplier from 0.001 on with which DP-SGD is proved to be (ε, δ)-DP, and never one below it.
+
+    It is right to seven digits.
 
     >>> round(calibrate_noise_multiplier(epsilon=1.0, delta=1e-5), 4)
     3.7306
+    >>> round(calibrate_noise_multiplier(epsilon=1.0, delta=1e-5, sampling_probability=0.01, steps=1000), 3)
+    1.415
     """
-    fits = within(epsilon=epsilon, delta=delta, adjacency=adjacency)
-    return least_noise_multiplier(fits, sampling_probability=sampling_probability, steps=steps)
+    sampling_probability = real("sampling_probability", sampling_probability, _SAMPLING)
+    steps = whole("steps", steps, least=1, most=MAX_TIMES)
+    return _least_proved(
+        lambda noise: dp_sgd(noise_multiplier=noise, sampling_probability=sampling_probability, steps=steps),
+        _Goal.of(epsilon=epsilon, delta=delta, adjacency=adjacency),
+    )
+
+
+def calibrate_training(
+    labels: Event,
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_probability: float = 1.0,
+    steps: int = 1,
+    adjacency: Adjacency = "add_remove",
+) -> float:
+    """The least noise multiplier from 0.001 on with which `labels` and DP-SGD **together** are (ε, δ)-DP.
+
+    Both are parts of one sealed release, so nothing is lost by fixing a share of ε for either: what the label release
+    does not use up is left to the training.
+
+    >>> labels = PartitionSelection(epsilon=0.1, delta=1e-6)
+    >>> round(calibrate_training(labels, epsilon=1.0, delta=1e-5, sampling_probability=0.01, steps=1000), 3)
+    1.482
+    """
+    sampling_probability = real("sampling_probability", sampling_probability, _SAMPLING)
+    steps = whole("steps", steps, least=1, most=MAX_TIMES)
+    goal = _Goal.of(epsilon=epsilon, delta=delta, adjacency=adjacency)
+    if goal.over(event_of(labels)) >= 0:
+        raise Unattainable(f"the label release alone uses up ε = {epsilon:g} at δ = {delta:g}")
+
+    def release(noise: float) -> Event:
+        training = dp_sgd(noise_multiplier=noise, sampling_probability=sampling_probability, steps=steps)
+        return Composed(events=(labels, training))
+
+    return _least_proved(release, goal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A label release and a training that together keep a promise, and the share of it that the label release got."""
+
+    share: float
+    labels: PartitionSelection
+    noise_multiplier: float
+
+
+def calibrate_split(
+    *,
+    epsilon: float,
+    delta: float,
+    n: int | None = None,
+    probability: float = 0.99,
+    sampling_probability: float = 1.0,
+    steps: int = 1,
+    adjacency: Adjacency = "add_remove",
+) -> Split:
+    """How to share (ε, δ) between telling which labels exist and training on them, in one sealed release.
+
+    The label release gets the least share with which labels of at least `n` datapoints are told with `probability`;
+    without an `n`, a tenth. The training gets the least noise with which both together keep the promise.
+
+    >>> split = calibrate_split(epsilon=1.0, delta=1e-5, n=500, sampling_probability=0.01, steps=1000)
+    >>> round(split.share, 4), round(split.noise_multiplier, 3)
+    (0.0295, 1.423)
+    """
+    share = partition.HEURISTIC_SHARE
+    if n is not None:
+        share = partition.smallest_share(n=n, probability=probability, epsilon=epsilon, delta=delta)
+    rule = partition.from_share(epsilon=epsilon, delta=delta, share=share)
+    labels = PartitionSelection(epsilon=rule.epsilon, delta=rule.delta)
+    noise = calibrate_training(
+        labels,
+        epsilon=epsilon,
+        delta=delta,
+        sampling_probability=sampling_probability,
+        steps=steps,
+        adjacency=adjacency,
+    )
+    return Split(share=share, labels=labels, noise_multiplier=noise)
 
 
 def calibrate_steps(
@@ -89,20 +177,132 @@ def calibrate_steps(
     sampling_probability: float = 1.0,
     adjacency: Adjacency = "add_remove",
 ) -> int:
-    """The most steps with which DP-SGD is (ε, δ)-DP; 0 if not even one is."""
-    fits = within(epsilon=epsilon, delta=delta, adjacency=adjacency)
-    return most_steps(fits, noise_multiplier=noise_multiplier, sampling_probability=sampling_probability)
+    """The most steps with which DP-SGD is proved to be (ε, δ)-DP; 0 if not even one is.
+
+    >>> calibrate_steps(epsilon=1.0, delta=1e-5, noise_multiplier=1.0, sampling_probability=0.01)
+    254
+    """
+    sampling_probability = real("sampling_probability", sampling_probability, _SAMPLING)
+    step = dp_sgd(noise_multiplier=noise_multiplier, sampling_probability=sampling_probability)
+    goal = _Goal.of(epsilon=epsilon, delta=delta, adjacency=adjacency)
+
+    def over(times: int) -> float:
+        return goal.over(Repeated(times=times, event=step))
+
+    def between(fits: int, fails: int, share: float) -> int:
+        middle: int = round(fits * (fails / fits) ** share)
+        return min(max(middle, fits + 1), fails - 1)
+
+    times = max(1, most_times(lambda times: goal.is_met_by_curve(Repeated(times=times, event=step))))
+    good = bad = (times, over(times))
+    if bad[1] > 0:
+        return 0
+    while bad[1] <= 0:
+        if bad[0] == MAX_TIMES:
+            return MAX_TIMES
+        times = min(2 * times, MAX_TIMES)
+        good, bad = bad, (times, over(times))
+    return _closest(over, good, bad, between=between, done=lambda fits, fails: fails - fits == 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Goal:
+    """A promise that an event by itself has to keep."""
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+
+    @classmethod
+    def of(cls, *, epsilon: float, delta: float, adjacency: Adjacency) -> _Goal:
+        return cls(
+            epsilon=real("epsilon", epsilon, POSITIVE),
+            delta=real("delta", delta, POSITIVE_FAILURE_PROBABILITY),
+            adjacency=adjacency_of(adjacency),
+        )
+
+    def is_met_by_curve(self, event: Event) -> bool:
+        """Whether the cheapest proof that covers every event will do."""
+        return rdp.epsilon(event, delta=self.delta, adjacency=self.adjacency) <= self.epsilon
+
+    def over(self, event: Event) -> float:
+        """How far the proved ε is above the promise, as a logarithm: the promise is kept at 0 and below."""
+        upper = prove(event, delta=self.delta, adjacency=self.adjacency).upper
+        if upper in (0.0, math.inf):
+            return math.inf if upper else -math.inf
+        # exact where it matters
+        return (
+            max(math.log(upper / self.epsilon), _SMALLEST) if upper > self.epsilon else math.log(upper / self.epsilon)
+        )
+
+
+def _least_proved(release: Callable[[float], Event], goal: _Goal) -> float:
+    """The least noise multiplier with which the release keeps the promise."""
+
+    def over(noise: float) -> float:
+        return goal.over(release(noise))
+
+    try:
+        noise = _least(lambda noise: goal.is_met_by_curve(release(noise)), LEAST_NOISE, MOST_NOISE, precision=0.1)
+    except Unattainable:
+        noise = _least(lambda noise: over(noise) <= 0, LEAST_NOISE, MOST_NOISE, precision=0.1)
+    good = bad = (noise, over(noise))
+    while bad[1] <= 0:
+        if noise == LEAST_NOISE:
+            return noise
+        noise = max(noise / 1.25, LEAST_NOISE)
+        good, bad = bad, (noise, over(noise))
+    return _closest(
+        over,
+        good,
+        bad,
+        between=lambda fits, fails, share: fits * (fails / fits) ** share,
+        done=lambda fits, fails: fits <= fails * (1 + _PRECISION),
+    )
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _closest(
+    over: Callable[[_Number], float],
+    good: tuple[_Number, float],
+    bad: tuple[_Number, float],
+    *,
+    between: Callable[[_Number, _Number, float], _Number],
+    done: Callable[[_Number, _Number], bool],
+) -> _Number:
+    """The last parameter that fits before one that fails, by false position with the Illinois rule.
+
+    `good` and `bad` are parameters with what is over there. What is returned was found to fit, so the promise holds
+    even where `over` is not quite monotone.
+    """
+    (fits, over_fits), (fails, over_fails) = good, bad
+    last = 0
+    while not done(fits, fails):
+        share = over_fits / (over_fits - over_fails) if math.isfinite(over_fits - over_fails) else 0.5
+        middle = between(fits, fails, min(max(share, 0.001), 0.999))
+        value = over(middle)
+        side = -1 if value <= 0 else 1
+        if side < 0:
+            fits, over_fits = middle, value
+            over_fails /= 2 if last == side else 1
+        else:
+            fails, over_fails = middle, value
+            over_fits /= 2 if last == side else 1
+        last = side
+    return fits
 
 
 def least_noise_multiplier(fits: Fits, *, sampling_probability: float = 1.0, steps: int = 1) -> float:
-    """The least noise multiplier from 0.001 on with which DP-SGD fits, right to nine digits and never below."""
+    """The least noise multiplier from 0.001 on with which DP-SGD fits, right to seven digits and never below."""
     sampling_probability = real("sampling_probability", sampling_probability, _SAMPLING)
     steps = whole("steps", steps, least=1, most=MAX_TIMES)
 
     def enough(noise: float) -> bool:
         return fits(dp_sgd(noise_multiplier=noise, sampling_probability=sampling_probability, steps=steps))
 
-    return _least(enough, LEAST_NOISE, MOST_NOISE, what="noise multiplier")
+    return _least(enough, LEAST_NOISE, MOST_NOISE)
 
 
 def most_steps(fits: Fits, *, noise_multiplier: float, sampling_probability: float = 1.0) -> int:
@@ -179,7 +379,12 @@ def noisier(event: Event, factor: float) -> Event:
 
 
 def _least(
-    fits: Callable[[float], bool], least: float, most: float, *, what: str, precision: float = _PRECISION
+    fits: Callable[[float], bool],
+    least: float,
+    most: float,
+    *,
+    what: str = "noise multiplier",
+    precision: float = _PRECISION,
 ) -> float:
     if fits(least):
         return least

@@ -23,7 +23,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from accountant.engines import Account, account
+from accountant.engines import Account, prove
 from accountant.errors import InvalidInput
 from accountant.events import (
     MAX_TIMES,
@@ -115,7 +115,7 @@ def collapse(event: Event, *, delta: float, adjacency: Adjacency) -> Collapsed |
     >>> print(collapse(Gaussian(noise_multiplier=3.8), delta=1e-5, adjacency="add_remove"))
     (ε, δ) = (0.979975..., 1e-05) by closed_form 1
     """
-    answer = _account(event_of(event), delta, adjacency_of(adjacency))
+    answer = _proved(event_of(event), delta, adjacency_of(adjacency))
     epsilon = answer.upper * (1 + _RELATIVE_SPARE) + _SPARE
     if not math.isfinite(epsilon):
         return None
@@ -125,12 +125,13 @@ def collapse(event: Event, *, delta: float, adjacency: Adjacency) -> Collapsed |
 
 def proves(event: Event, collapsed: Collapsed, adjacency: Adjacency) -> bool:
     """Whether the engines of today prove the event to be (ε, δ)-DP as it was charged."""
-    return _account(event, collapsed.delta, adjacency).upper <= collapsed.epsilon
+    answer = prove(event, delta=collapsed.delta, target=collapsed.epsilon, adjacency=adjacency)
+    return answer.upper <= collapsed.epsilon
 
 
 @lru_cache(maxsize=4096)  # a kind of release that is proposed again is not composed again
-def _account(event: Event, delta: float, adjacency: Adjacency) -> Account:
-    return account(event, delta=delta, adjacency=adjacency)
+def _proved(event: Event, delta: float, adjacency: Adjacency) -> Account:
+    return prove(event, delta=delta, adjacency=adjacency)
 
 
 def choose(

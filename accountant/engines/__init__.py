@@ -6,6 +6,7 @@ engines say: each is a proof, so the smallest upper bound and the largest lower 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -36,7 +37,19 @@ ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({"closed_form": _closed_
 VERSIONS: Final[Mapping[str, str]] = MappingProxyType({"closed_form": "1", "rdp": "1", "prv": "1"})
 
 
+def _covered_form(event: Event, delta: float, adjacency: Adjacency) -> Interval:
+    return _closed_form(event, delta, adjacency) if closed_form.covers(event, adjacency) else Interval(0.0, math.inf)
+
+
+def _prv_above(event: Event, delta: float, adjacency: Adjacency) -> Interval:
+    return Interval(0.0, prv.upper_bound(event, delta=delta, adjacency=adjacency))
+
+
+#: The same proofs of upper bounds without work on lower ones.
+_PROVERS: Final[Mapping[str, Engine]] = {"closed_form": _covered_form, "rdp": _rdp, "prv": _prv_above}
+
 _CLOSED: Final = 1e-9  # relative; an interval as short as this is an answer
+_CLOSE: Final = 1e-3  # relative; a grid may be off by a part of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +76,38 @@ def account(event: Event, *, delta: float, adjacency: Adjacency = "add_remove") 
     >>> account(Gaussian(noise_multiplier=3.7306), delta=1e-5)  # doctest: +ELLIPSIS
     Account(lower=1.0000..., upper=1.0000..., delta=1e-05, adjacency='add_remove', engine='closed_form', ...)
     """
-    event = event_of(event)
-    delta = real("delta", delta, POSITIVE_FAILURE_PROBABILITY)
-    adjacency = adjacency_of(adjacency)
+    event, delta, adjacency = _checked(event, delta, adjacency)
     answers: dict[str, Interval] = {}
     for name, engine in ENGINES.items():
         answers[name] = engine(event, delta, adjacency)
         if answers[name].upper <= answers[name].lower * (1 + _CLOSED):
             break
+    return _best(answers, delta, adjacency)
+
+
+def prove(event: Event, *, delta: float, target: float = 0.0, adjacency: Adjacency = "add_remove") -> Account:
+    """An upper bound on ε for less work than `account`: engines are asked until one proves `target`.
+
+    `lower` is what comes for free.
+    """
+    event, delta, adjacency = _checked(event, delta, adjacency)
+    answers: dict[str, Interval] = {}
+    for name, engine in _PROVERS.items():
+        answers[name] = engine(event, delta, adjacency)
+        if answers[name].upper <= max(target, answers[name].lower * (1 + _CLOSED)):
+            break
+    else:
+        if target < answers["prv"].upper <= target * (1 + _CLOSE):  # a finer grid may prove it
+            finer = prv.upper_bound(event, delta=delta, adjacency=adjacency, precision=prv.PRECISION / 16)
+            answers["prv"] = Interval(0.0, min(finer, answers["prv"].upper))
+    return _best(answers, delta, adjacency)
+
+
+def _checked(event: Event, delta: float, adjacency: Adjacency) -> tuple[Event, float, Adjacency]:
+    return event_of(event), real("delta", delta, POSITIVE_FAILURE_PROBABILITY), adjacency_of(adjacency)
+
+
+def _best(answers: Mapping[str, Interval], delta: float, adjacency: Adjacency) -> Account:
     best = min(answers, key=lambda name: answers[name].upper)
     upper = answers[best].upper
     return Account(

@@ -72,6 +72,15 @@ def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
     return Interval(min(lower, upper), upper)
 
 
+def covers(event: Event, adjacency: Adjacency) -> bool:
+    """Whether a formula may cover the whole event, so that `bracket` can have an upper end."""
+    match _parts(event, adjacency):
+        case [(PoissonSampled(), times)]:
+            return times == 1
+        case parts:
+            return len(parts) <= 1 or all(isinstance(part, _ThreePoints | _Shift) for part in parts)
+
+
 class _Gaussians(NamedTuple):
     """Gaussian releases together: one shift of `mu` standard deviations (Dong, Roth & Su 2022, Corollary 3.3)."""
 

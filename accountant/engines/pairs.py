@@ -407,12 +407,14 @@ def _merged(cells: Masses, grid: Floats, mesh: float) -> Floats:
     odds = np.exp(grid)
     excess, deficit = np.maximum(p - odds[:-1] * q, 0.0), np.maximum(odds[1:] * q - p, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        needed = np.append(0.0, deficit[:-1] / excess[1:])
-        share = np.where(np.isfinite(needed), needed / (1 + needed), 1.0)
-        kept = np.maximum(share, np.append(1.0, (1 - share[:-1]) * needed[1:]))
-        kept = np.where(np.isfinite(kept), kept, 1.0)
-    kept = np.minimum(kept * (1 + 16 * error / mesh), 1.0)
-    kept[0] = 1.0
+        # A union is on the grid if the cell above it gives as much excess as the cell below it lacks:
+        # kept · excess ≥ (1 − kept below) · deficit below.
+        ratio = np.append(0.0, deficit[:-1] / excess[1:]) * (1 + 16 * error / mesh)
+        ratio = np.where(np.isnan(ratio), 0.0, ratio)
+        share = np.where(np.isinf(ratio), 1.0, ratio / (1 + ratio))
+        kept = np.fmax(share, np.append(1.0, (1 - share[:-1]) * ratio[1:]))
+        kept = np.minimum(np.where(np.isnan(kept), 1.0, kept), 1.0)
+        kept[:-1] = np.fmax(kept[:-1], 1 - kept[1:] / ratio[1:])  # where the cell above has too little to give
     union_p, union_q, union_error = np.zeros(len(grid)), np.zeros(len(grid)), np.zeros(len(grid))
     union_p[:-1], union_q[:-1], union_error[:-1] = kept * p, kept * q, error
     union_p[1:] += (1 - kept) * p

@@ -13,7 +13,7 @@ e^(θ · loss) before they are transformed, so that the part that decides δ(ε)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import add
@@ -39,13 +39,14 @@ _KEPT_POINTS: Final = 2**16  # laws and transforms of more are not kept: with th
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
 _COARSER: Final = 16  # times the mesh, for cumulants that need not be exact
+_LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
 _FINER: Final = 16  # at most, for laws from below: merging loses more than splitting
-_PRECISION: Final = 1e-4  # of ε, relative, for the choice of the mesh
-_TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
+PRECISION: Final = 1e-4  # of ε, relative, for the choice of the mesh
+TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
 _LARGEST_EXPONENT: Final = 690.0
 _ROUNDING: Final = 2.0**-53
 _BUTTERFLY: Final = 6 * _ROUNDING  # error of one stage of a transform, of a law of mass 1
-_NEGLIGIBLE: Final = 1e-6  # of δ
+NEGLIGIBLE: Final = 1e-6  # of δ
 _MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
 _TAILS: Final = (1e-30, 1e-60)
 
@@ -57,6 +58,16 @@ class Grid(NamedTuple):
     points: int
     tilt: float
     tail: float
+
+    @property
+    def place(self) -> int:
+        """Where the tilt stands among `TILTS`."""
+        return int(np.searchsorted(TILTS, self.tilt))
+
+    @property
+    def width(self) -> float:
+        """The range of losses that the points cover."""
+        return self.points * self.mesh
 
 
 def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
@@ -71,99 +82,107 @@ def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
         return Interval(0.0, math.inf, f"prv has no answer: {reason}")
 
 
-def upper_bound(event: Event, *, delta: float, adjacency: Adjacency) -> float:
-    """The upper end of `bracket` alone, for a part of the work."""
+def upper_bound(event: Event, *, delta: float, adjacency: Adjacency, precision: float = PRECISION) -> float:
+    """The upper end of `bracket` alone, for a part of the work; ∞ where this engine gives no answer."""
     try:
         found = pairs.parts(event, adjacency)
-        return _upper(found, delta, rdp.epsilon(event, delta=delta, adjacency=adjacency))[0] if found else 0.0
+        guess = rdp.epsilon(event, delta=delta, adjacency=adjacency)
+        return _upper(found, delta, guess, precision)[0] if found else 0.0
     except Uncovered:
         return math.inf
 
 
-def _upper(found: Mapping[Part, int], delta: float, guess: float) -> tuple[float, Grid]:
-    counts = _counts(found, lambda part: part.pair)
-    spare = _finite_share(found, delta)
-    grid = _grid(counts, spare, guess)
-    return _epsilon_above(_composed(counts, grid, "above"), grid, spare), grid
+def _upper(found: Mapping[Part, int], delta: float, guess: float, precision: float = PRECISION) -> tuple[float, Grid]:
+    counts = pairs_of(found)
+    spare = finite_share(log_finite(found), delta)
+    grid = grid_for(counts, spare, guess, precision)
+    return epsilon_above(composed(counts, grid, "above"), grid, spare), grid
 
 
-def _finite_share(found: Mapping[Part, int], delta: float) -> float:
+def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
+    """Whoever sees the whole release also sees the parts of it whose loss is attained."""
+    attained = {part: times for part, times in found.items() if part.attained is not None}
+    infinite = -math.expm1(log_finite(attained)) * (1 - 1e-8)
+    counts = pairs_of({part._replace(pair=part.attained): times for part, times in attained.items() if part.attained})
+    counts.pop(pairs.NOTHING, None)
+    spare = (delta - infinite) / (1 - infinite) * (1 + 1e-12)
+    if not counts or spare <= 0:
+        return 0.0
+    finest = grid.mesh / _FINER
+    while grid.points * len(counts) <= _LOWER_WORK // 2 and grid.points < _KEPT_POINTS and grid.mesh > finest:
+        grid = grid._replace(mesh=grid.mesh / 2, points=grid.points * 2)
+    # Only P may give everything away: then its other masses are smaller by 1 − infinite, and Q's are not.
+    return max(0.0, _epsilon_below(composed(counts, grid, "below"), grid, spare) + math.log1p(-infinite))
+
+
+def pairs_of(found: Mapping[Part, int]) -> dict[Pair, int]:
+    """How often each pair occurs."""
+    counts: dict[Pair, int] = {}
+    for part, times in found.items():
+        counts[part.pair] = counts.get(part.pair, 0) + times
+    return counts
+
+
+def log_finite(found: Mapping[Part, int]) -> float:
+    """ln of the probability that no part gives everything away."""
+    return math.fsum(times * math.log1p(-part.infinite) for part, times in found.items())
+
+
+def finite_share(log_finite: float, delta: float) -> float:
     """The δ that is left to finite losses, given that nothing gives everything away; rounded down."""
-    infinite = _together(found) * (1 + 1e-12)
+    infinite = -math.expm1(log_finite) * (1 + 1e-12)
     spare = (delta - infinite) / (1 - infinite) * (1 - 1e-12)
     if spare <= 0:
         raise Uncovered("the chance that everything is given away uses up δ")
     return spare
 
 
-def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
-    """Whoever sees the whole release also sees the parts of it whose loss is attained."""
-    attained = {part: times for part, times in found.items() if part.attained is not None}
-    infinite = _together(attained) * (1 - 1e-8)
-    counts = _counts(attained, lambda part: part.attained)
-    counts.pop(pairs.NOTHING, None)
-    spare = (delta - infinite) / (1 - infinite) * (1 + 1e-12)
-    if not counts or spare <= 0:
-        return 0.0
-    finest = grid.mesh / _FINER
-    while grid.points * len(counts) <= _KEPT_POINTS // 2 and grid.mesh > finest:
-        grid = grid._replace(mesh=grid.mesh / 2, points=grid.points * 2)
-    # Only P may give everything away: then its other masses are smaller by 1 − infinite, and Q's are not.
-    return max(0.0, _epsilon_below(_composed(counts, grid, "below"), grid, spare) + math.log1p(-infinite))
-
-
-def _together(found: Mapping[Part, int]) -> float:
-    """The probability that some part gives everything away."""
-    return -math.expm1(math.fsum(times * math.log1p(-part.infinite) for part, times in found.items()))
-
-
-def _counts(found: Mapping[Part, int], pair_of: Callable[[Part], Pair | None]) -> dict[Pair, int]:
-    counts: dict[Pair, int] = {}
-    for part, times in found.items():
-        pair = pair_of(part)
-        if pair is not None:
-            counts[pair] = counts.get(pair, 0) + times
-    return counts
-
-
-def _grid(counts: Counts, spare: float, guess: float) -> Grid:
+def grid_for(counts: Counts, spare: float, guess: float, precision: float = PRECISION) -> Grid:
     """A grid that is fine and long enough for the guess, and no finer than that, so that others share it."""
     steps = sum(counts.values())
     if steps > _MAX_STEPS:
         raise Uncovered(f"{steps:,} steps, and at most {_MAX_STEPS:,} are composed numerically")
     if math.isinf(guess):
         raise Uncovered("the loss is too large")
-    tail = next((tail for tail in _TAILS if steps * tail <= 1e-6 * spare), None)
+    tail = next((tail for tail in _TAILS if steps * tail <= NEGLIGIBLE * spare), None)
     if tail is None:
         raise Uncovered("δ is too small")
-    # (θ + 1)/2 times the variance that the mesh adds, which is a sixth of its square per step, is what ε rises by
-    tilt = min(math.log(1 / spare) / max(guess, 1e-6), float(_TILTS[-1]))
-    ideal = math.sqrt(12 * _PRECISION * max(guess, 0.05) / ((tilt + 1) * steps))
-    ideal = min(ideal, max(guess, 0.05) / 256)  # an atom may move by a whole mesh
-    mesh = min(_COARSEST, 2.0 ** math.floor(math.log2(ideal)))
+    mesh = mesh_for(steps, spare, guess, precision)
     work = sum((high - low) / mesh for low, high in (pairs.support(pair, tail) for pair in counts))
     if work > MAX_WORK:
         raise Uncovered(f"{len(counts):,} different parts on a mesh of {mesh:.3g}")
     tables = [(_coarse_cumulants(pair, mesh, tail), times) for pair, times in counts.items()]
     totals = [np.sum([times * table[direction] for table, times in tables], axis=0) for direction in (0, 1)]
-    worst = max(totals, key=lambda total: _chernoff(total, spare))
-    proved = (worst - math.log(spare)) / _TILTS
+    worst = max(totals, key=lambda total: chernoff(total, spare))
+    proved = (worst - math.log(spare)) / TILTS
     # At the best tilt what rounding adds is a small part of δ if ε is what Chernoff's inequality proves; if it is less,
     # that part grows by e^(tilt · difference).
     most = (16 - 0.5 * math.log(spare)) / max(float(proved.min()), 1e-9)
-    best = min(int(np.argmin(proved)), int(np.searchsorted(_TILTS, most)), len(_TILTS) - 3) // 2 * 2
-    places = (max(best - 2, 0), best)
-    width, place = min((max(_width(total, place, spare, 0.0) for total in totals), place) for place in places)
+    best = min(int(np.argmin(proved)), int(np.searchsorted(TILTS, most)), len(TILTS) - 5) // 2 * 2
+    places = (max(best - 2, 0), best, best + 2)
+    width, place = min((max(width_for(total, place, spare, 0.0) for total in totals), place) for place in places)
     if width / mesh > _SMALL_POINTS:
         # The true ε is seldom below half of what Chernoff's inequality proves.
-        halves = [_chernoff(total, spare) / 2 for total in totals]
-        width = max(_width(total, place, spare, half) for total, half in zip(totals, halves, strict=True))
+        halves = [chernoff(total, spare) / 2 for total in totals]
+        width = max(width_for(total, place, spare, half) for total, half in zip(totals, halves, strict=True))
     if not width / mesh <= MAX_POINTS:
         raise Uncovered(f"a range of {width:.3g} on a mesh of {mesh:.3g}")
     points = _length(max(width / mesh, 64.0))
     if points * len(counts) > MAX_WORK:
         raise Uncovered(f"{points:,} points for each of {len(counts):,} different parts")
-    return Grid(mesh, points, float(_TILTS[place]), tail)
+    return Grid(mesh, points, float(TILTS[place]), tail)
+
+
+def mesh_for(steps: int, spare: float, guess: float, precision: float = PRECISION) -> float:
+    """The mesh that so many steps need.
+
+    (θ + 1)/2 times the variance that a mesh adds, which is a sixth of its square per step, is what ε rises by.
+    """
+    epsilon = max(guess, 0.05)
+    tilt = min(math.log(1 / spare) / max(guess, 1e-6), float(TILTS[-1]))
+    ideal = math.sqrt(12 * precision * epsilon / ((tilt + 1) * steps))
+    ideal = min(ideal, epsilon / 256)  # an atom may move by a whole mesh
+    return min(_COARSEST, 2.0 ** math.floor(math.log2(ideal)))
 
 
 def _length(least: float) -> int:
@@ -172,28 +191,28 @@ def _length(least: float) -> int:
     return power // 4 * 3 if power // 4 * 3 >= least else power
 
 
-def _chernoff(cumulants: Floats, delta: float) -> float:
+def chernoff(cumulants: Floats, delta: float) -> float:
     """A loss that is exceeded with probability `delta` at most."""
-    return float(np.min((cumulants - math.log(delta)) / _TILTS))
+    return float(np.min((cumulants - math.log(delta)) / TILTS))
 
 
-def _width(cumulants: Floats, place: int, spare: float, least: float) -> float:
-    """How long a grid must be for a law tilted by `place`, so that from `least` on `_aliased` is next to nothing."""
-    top = _chernoff(cumulants, _NEGLIGIBLE * spare)
-    tilt, tilts = _TILTS[place], _TILTS[place + 1 :]
-    log_share = math.log(_NEGLIGIBLE * spare)
+def width_for(cumulants: Floats, place: int, spare: float, least: float) -> float:
+    """How long a grid must be for a law tilted by `place`, so that from `least` on `aliased` is next to nothing."""
+    top = chernoff(cumulants, NEGLIGIBLE * spare)
+    tilt, tilts = TILTS[place], TILTS[place + 1 :]
+    log_share = math.log(NEGLIGIBLE * spare)
     from_above = float(np.min((cumulants[place + 1 :] - tilts * least - log_share) / (tilts - tilt)))
     return max(top - least, -log_share / float(tilt), from_above)
 
 
-def _aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Floats:
+def aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Floats:
     """What a window of this width may wrongly count in δ at each ε, for a law tilted by `place`.
 
     A mass at x is counted at x − j · width for every j, as e^(tilt · j · width) times what it is. From below (j < 0)
     that is at most Σ e^(tilt · j · width) altogether. From above, the mass beyond ε + j · width is at most
     e^(cumulant(t) − t (ε + j · width)) by Chernoff's inequality, at any t.
     """
-    tilt, tilts = float(_TILTS[place]), _TILTS[place + 1 :]
+    tilt, tilts = float(TILTS[place]), TILTS[place + 1 :]
     from_below = 1 / math.expm1(min(tilt * width, _LARGEST_EXPONENT))
     further = (tilts - tilt) * width
     shares = cumulants[place + 1 :] - further - np.log(-np.expm1(-further))
@@ -213,16 +232,19 @@ def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> tuple[Floats, Flo
 
 
 def _cumulant_table(law: Law, mesh: float) -> Floats:
-    exponent = np.outer(_TILTS, mesh * np.arange(law.first, law.first + len(law.mass)))
+    exponent = np.outer(TILTS, mesh * np.arange(law.first, law.first + len(law.mass)))
     within = np.maximum(exponent[:, 0], exponent[:, -1]) < _LARGEST_EXPONENT
-    table = np.full(len(_TILTS), math.inf)
+    table = np.full(len(TILTS), math.inf)
     table[within] = np.log(np.exp(exponent[within]) @ law.mass)
     return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Composed:
-    """The law of a sum of losses in one direction, tilted and transformed, with what its errors depend on."""
+class Composed:
+    """The law of a sum of losses in one direction, tilted and transformed, with what its errors depend on.
+
+    Sums are compositions.
+    """
 
     transform: Complexes
     cumulant: float
@@ -232,8 +254,8 @@ class _Composed:
     few: int  # steps of parts that are repeated seldom
     many: int  # steps of parts that are repeated often
 
-    def __add__(self, other: _Composed) -> _Composed:
-        return _Composed(
+    def __add__(self, other: Composed) -> Composed:
+        return Composed(
             transform=self.transform * other.transform,
             cumulant=self.cumulant + other.cumulant,
             cumulants=self.cumulants + other.cumulants,
@@ -243,9 +265,9 @@ class _Composed:
             many=self.many + other.many,
         )
 
-    def __mul__(self, times: int) -> _Composed:
+    def __mul__(self, times: int) -> Composed:
         few, many = (times, 0) if times < _MANY else (0, times)
-        return _Composed(
+        return Composed(
             transform=_power(self.transform, times),
             cumulant=times * self.cumulant,
             cumulants=times * self.cumulants,
@@ -255,19 +277,28 @@ class _Composed:
             many=many,
         )
 
+    @property
+    def steps(self) -> int:
+        """How many losses were added up."""
+        return self.few + self.many
+
     def rounding(self, points: int) -> float:
-        """How far rounding moves any mass of the law.
-
-        A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
-        2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
-        to the values.
-        """
-        size = float(np.abs(self.transform).mean())
-        of_parts = self.few + self.many * (2 * size + 1e-15) + size
-        return _BUTTERFLY * (math.log2(points) + 2) * of_parts + 8 * _ROUNDING * (self.few + self.many) * size
+        """How far rounding moves any mass of the law."""
+        return rounding(points, few=self.few, many=self.many, size=float(np.abs(self.transform).mean()))
 
 
-def _composed(counts: Counts, grid: Grid, side: Side) -> tuple[_Composed, _Composed]:
+def rounding(points: int, *, few: int, many: int, size: float) -> float:
+    """How far rounding moves any mass of a law whose transform has the mean absolute value `size`.
+
+    A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
+    2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
+    to the values.
+    """
+    of_parts = few + many * (2 * size + 1e-15) + size
+    return _BUTTERFLY * (math.log2(points) + 2) * of_parts + 8 * _ROUNDING * (few + many) * size
+
+
+def composed(counts: Counts, grid: Grid, side: Side) -> tuple[Composed, Composed]:
     """In both directions."""
     factors = [(_once(pair, grid, side), times) for pair, times in counts.items()]
     return reduce(add, (once[0] * times for once, times in factors)), reduce(
@@ -275,7 +306,7 @@ def _composed(counts: Counts, grid: Grid, side: Side) -> tuple[_Composed, _Compo
     )
 
 
-def _once(pair: Pair, grid: Grid, side: Side) -> tuple[_Composed, _Composed]:
+def _once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
     lowest, highest = pairs.support(pair, grid.tail)
     kept = max(grid.points, (highest - lowest) / grid.mesh) <= _KEPT_POINTS
     make = _kept_once if kept else _kept_once.__wrapped__
@@ -283,19 +314,21 @@ def _once(pair: Pair, grid: Grid, side: Side) -> tuple[_Composed, _Composed]:
 
 
 @lru_cache(maxsize=256)
-def _kept_once(pair: Pair, grid: Grid, side: Side) -> tuple[_Composed, _Composed]:
+def _kept_once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
     forward, backward = pairs.laws(pair, mesh=grid.mesh, tail=grid.tail, side=side)
     cumulants = _coarse_cumulants(pair, grid.mesh, grid.tail)
     return _transformed(forward, cumulants[0], grid), _transformed(backward, cumulants[1], grid)
 
 
-def _transformed(law: Law, cumulants: Floats, grid: Grid) -> _Composed:
+def _transformed(law: Law, cumulants: Floats, grid: Grid) -> Composed:
+    if grid.tilt * grid.mesh * (law.first + len(law.mass)) > _LARGEST_EXPONENT:
+        raise Uncovered("a loss is too large for the tilt of the grid")
     tilted = law.mass * np.exp(grid.tilt * grid.mesh * np.arange(law.first, law.first + len(law.mass)))
     total = float(tilted.sum())
     folded = np.zeros(-(-len(tilted) // grid.points) * grid.points)
     folded[: len(tilted)] = tilted / total
     rolled = np.roll(folded.reshape(-1, grid.points).sum(axis=0), law.first % grid.points)
-    return _Composed(
+    return Composed(
         transform=fft.rfft(rolled),
         cumulant=math.log(total),
         cumulants=cumulants,
@@ -333,10 +366,9 @@ class _Profile(NamedTuple):
     error: Floats
 
 
-def _profile(law: _Composed, grid: Grid, spare: float) -> _Profile:
+def _profile(law: Composed, grid: Grid, spare: float) -> _Profile:
     mesh, points, tilt, _ = grid
-    place = int(np.searchsorted(_TILTS, tilt))
-    top = math.ceil(_chernoff(law.cumulants, _NEGLIGIBLE * spare) / mesh)
+    top = math.ceil(chernoff(law.cumulants, NEGLIGIBLE * spare) / mesh)
     # from ε = 0 on, and as far left as nothing overflows
     start = max(top - points + 1, 0, top - math.floor(300 / (tilt + 1) / mesh))
     base = start * mesh
@@ -351,8 +383,8 @@ def _profile(law: _Composed, grid: Grid, spare: float) -> _Profile:
     first, second = _sums_above(weight), _sums_above(weight / odds)
     error = (
         law.rounding(points) / -math.expm1(-tilt * mesh) * shrink
-        + _aliased(law.cumulants, place, points * mesh, base + offset)
-        + _NEGLIGIBLE * spare  # beyond the top
+        + aliased(law.cumulants, grid.place, grid.width, base + offset)
+        + NEGLIGIBLE * spare  # beyond the top
         + 4 * points * _ROUNDING * np.abs(first)
     )
     return _Profile(base, offset, first, second, first - odds * second, error)
@@ -363,13 +395,13 @@ def _sums_above(weight: Floats) -> Floats:
     return np.append(np.cumsum(weight[:0:-1])[::-1], 0.0)
 
 
-def _epsilon_above(laws: tuple[_Composed, _Composed], grid: Grid, spare: float) -> float:
+def epsilon_above(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:
     """An ε at which the finite losses of neither direction have more than `spare`."""
     return max(_solved_above(law, grid, spare) for law in laws)
 
 
-def _solved_above(law: _Composed, grid: Grid, spare: float) -> float:
-    spare = (spare - law.infinite) / (1 + pairs.TAIL_ERROR) ** (law.few + law.many)
+def _solved_above(law: Composed, grid: Grid, spare: float) -> float:
+    spare = (spare - law.infinite) / (1 + pairs.TAIL_ERROR) ** law.steps
     profile = _profile(law, grid, spare)
     fits = np.flatnonzero(profile.value + profile.error <= spare)
     if not len(fits):
@@ -385,12 +417,12 @@ def _solved_above(law: _Composed, grid: Grid, spare: float) -> float:
     return max(0.0, profile.base + offset + law.correction) * (1 + 1e-12)
 
 
-def _epsilon_below(laws: tuple[_Composed, _Composed], grid: Grid, spare: float) -> float:
+def _epsilon_below(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:
     """An ε at which the finite losses of one direction have more than `spare`."""
     return max(_solved_below(law, grid, spare) for law in laws)
 
 
-def _solved_below(law: _Composed, grid: Grid, spare: float) -> float:
+def _solved_below(law: Composed, grid: Grid, spare: float) -> float:
     profile = _profile(law, grid, spare)
     misses = np.flatnonzero(profile.value - profile.error > spare)
     if not len(misses):

@@ -440,7 +440,7 @@ def test_extreme_events_have_sound_bounds_and_prices(kind: str, adjacency: Adjac
 def check_bounds_and_prices(event: Event, adjacency: Adjacency) -> None:
     for delta in (5e-324, 1e-6, ONE):
         answers = [engine(event, delta, adjacency) for engine in ENGINES.values()]
-        for lower, upper in answers:
+        for lower, upper, _ in answers:
             assert 0 <= lower <= upper, delta  # false for NaN
         assert max(answer.lower for answer in answers) <= min(answer.upper for answer in answers), delta
     for budget in BUDGETS.values():

@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from accountant import account, sealed
 from accountant.calibration import least_noise_multiplier, remaining
-from accountant.engines import Account
+from accountant.engines import Account, prove
 from accountant.errors import InvalidInput
 from accountant.events import (
     Adjacency,
@@ -136,16 +136,13 @@ def test_a_machine_with_other_last_digits_finds_the_same_promise_proved(monkeypa
     assert collapsed is not None
 
     def elsewhere(off: float) -> bool:
-        def other(event: Event, *, delta: float, adjacency: Adjacency) -> Account:
-            here = account(event, delta=delta, adjacency=adjacency)
+        def other(event: Event, *, delta: float, target: float, adjacency: Adjacency) -> Account:
+            here = prove(event, delta=delta, target=target, adjacency=adjacency)
             return replace(here, upper=here.upper * (1 + off))
 
-        sealed._account.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(sealed, "account", other)
-            answer = sealed.proves(QUIET, collapsed, "add_remove")
-        sealed._account.cache_clear()
-        return answer
+            patch.setattr(sealed, "prove", other)
+            return sealed.proves(QUIET, collapsed, "add_remove")
 
     assert elsewhere(9e-9)
     assert not elsewhere(2e-6)
@@ -370,10 +367,10 @@ def test_a_known_kind_of_release_is_not_composed_again(monkeypatch: pytest.Monke
 
     def counting(event: Event, *, delta: float, adjacency: Adjacency) -> Account:
         asked.append(event)
-        return account(event, delta=delta, adjacency=adjacency)
+        return prove(event, delta=delta, adjacency=adjacency)
 
-    monkeypatch.setattr(sealed, "account", counting)
-    sealed._account.cache_clear()
+    monkeypatch.setattr(sealed, "prove", counting)
+    sealed._proved.cache_clear()
     for _ in range(3):
         decide(RULES, everyone(TOO_LOUD_FOR_ITS_CURVE))
     assert len(asked) == 1
@@ -388,7 +385,7 @@ def test_a_known_kind_of_release_is_not_composed_again(monkeypatch: pytest.Monke
     asked.clear()
     decide(RULES, *cut, book=replay([Registered(count=100)]))
     assert asked == []  # a release in so many pieces keeps its curves
-    sealed._account.cache_clear()
+    sealed._proved.cache_clear()
 
 
 # ---------------------------------------------------------------- δ: shares, declarations, exhaustion
@@ -593,7 +590,7 @@ def test_a_log_of_dp_sgd_is_the_same_whoever_replays_it() -> None:
     rules = Rules(lifelong=budget)
     decision = decide(rules, everyone(DP_SGD))
     assert decision.hold is not None
-    sealed._account.cache_clear()
+    sealed._proved.cache_clear()
     book = replay([Registered(count=10), decision.hold], rules=rules)
     assert decide(rules, everyone(DP_SGD)).hold == decision.hold
     assert budget.meter(book.cohorts.history(0).held_in(LIFELONG) or budget.nothing) == decision.epsilon_after
@@ -627,3 +624,15 @@ def test_wrong_arguments_are_named() -> None:
         with pytest.raises(InvalidInput) as error:
             call()
         assert error.value.argument == argument
+
+
+def test_a_sealed_plan_fits_where_hardly_a_step_does() -> None:
+    """At (1, 1e-5) and q = 0.01, σ = 1: 254 steps as one release that may use all of δ, two one after the other."""
+    step = PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=1.0))
+    budget = Filter.of(epsilon=1.0, delta=1e-5, preset="pure")
+    for steps, fits in ((254, True), (255, False)):
+        plan = Repeated(times=steps, event=step)
+        assert sealed.admits(budget, plan, "add_remove", [budget.nothing], delta=1e-5) == fits
+    mixed = Filter.of(epsilon=1.0, delta=1e-5)
+    assert mixed.how_often(sealed.by_curve(mixed, step, "add_remove").cost, after=mixed.nothing) <= 2
+    assert sealed.admits(mixed, Repeated(times=200, event=step), "add_remove", [mixed.nothing], delta=5e-6)
