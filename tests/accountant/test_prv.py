@@ -805,7 +805,7 @@ def test_a_larger_delta_never_costs_more_than_the_bracket_is_wide(
         assert larger.lower <= smaller.upper
 
 
-# ---------------------------------------------------------------- grids that are too short, and tails that are too thick
+# ---------------------------------------------------------------- grids that are too short, tails that are too thick
 
 
 def ill_fitting_grids() -> Iterator[tuple[float, prv.Grid]]:
