@@ -1,7 +1,8 @@
 """Runs, tests and measures Stint: `python3 dev.py run | test | bench`.
 
 Standard library only. The first call makes `.venv` and installs the pinned versions of constraints.txt into
-it; a stamp lets every later call start at once. Neither make nor ensurepip is needed, only a Python with pip.
+it; a stamp lets every later call start at once. The benchmarks have `.venv-bench`, since their opponents need
+torch. Neither make nor ensurepip is needed, only a Python with pip.
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ class SetupError(Exception):
     """The environment cannot be made; the message is one sentence for the reader."""
 
 
+class Environment(NamedTuple):
+    """A folder at the root of the checkout, and the extras of pyproject.toml that are installed into it."""
+
+    folder: str
+    extras: str
+
+
 class Step(NamedTuple):
     """One check of `dev.py test`."""
 
@@ -74,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     try:
-        python = prepare(ROOT)
+        python = prepare(ROOT, BENCHMARKS if word == "bench" else CHECKS)
     except SetupError as problem:
         print(f"dev.py: {problem}", file=sys.stderr)
         return 2
@@ -104,6 +112,10 @@ def test(python: Path, arguments: Sequence[str]) -> int:
 
 
 COMMANDS = {"run": run, "test": test, "bench": bench}
+
+# Apart, so that what the checks see does not depend on whether a benchmark has run before.
+CHECKS = Environment(".venv", "dev")
+BENCHMARKS = Environment(".venv-bench", "bench,trainers")
 
 
 # The checks
@@ -173,15 +185,15 @@ def _call(
 # The environment
 
 
-def prepare(root: Path) -> Path:
+def prepare(root: Path, environment: Environment) -> Path:
     """The Python of an environment that holds just what this checkout asks for; made if it is missing."""
     if sys.version_info < OLDEST_PYTHON:
         wanted, found = (".".join(map(str, version[:2])) for version in (OLDEST_PYTHON, sys.version_info))
         raise SetupError(f"Stint needs Python {wanted} or newer, and this is Python {found}.")
-    folder = root / ".venv"
+    folder = root / environment.folder
     python, stamp = folder / "bin" / "python", folder / "stint-installed"
-    wanted_stamp = fingerprint(root)
-    with _only_one(root / ".venv.lock") as lock:
+    wanted_stamp = fingerprint(root, environment)
+    with _only_one(root / f"{environment.folder}.lock") as lock:
         if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted_stamp:
             return python
         pip = _find_pip()
@@ -193,13 +205,13 @@ def prepare(root: Path) -> Path:
             venv.create(folder, clear=True, symlinks=True, with_pip=False)
         except OSError as problem:
             raise SetupError(f"{folder} cannot be made: {problem}.") from problem
-        _install(pip, root, python, lock)
+        _install(pip, root, python, environment.extras, lock)
         stamp.write_text(wanted_stamp, encoding="utf-8")
         print(f"Set up in {time.monotonic() - started:.0f} s.", flush=True)
     return python
 
 
-def fingerprint(root: Path) -> str:
+def fingerprint(root: Path, environment: Environment) -> str:
     """Changes with anything that the environment depends on, and with nothing else."""
     import tomllib  # noqa: PLC0415 - an older Python has none, and must get as far as being told so
 
@@ -215,6 +227,7 @@ def fingerprint(root: Path) -> str:
         constraints,
         sys.version,
         str(root),
+        environment,
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -243,14 +256,14 @@ def _find_pip() -> list[str]:
     )
 
 
-def _install(pip: Sequence[str], root: Path, python: Path, lock: int) -> None:
-    """Install the checkout and its tools; pip's words go to a log and are shown only when it fails.
+def _install(pip: Sequence[str], root: Path, python: Path, extras: str, lock: int) -> None:
+    """Install the checkout with its extras; pip's words go to a log and are shown only when it fails.
 
     pip inherits the lock, so that it stays locked while an orphaned pip is still at work.
     """
     log = python.parent.parent / "install.log"
     command = [*pip, "--python", str(python), "--disable-pip-version-check", "--no-input"]
-    command += ["install", "--progress-bar", "off", "-c", "constraints.txt", "-e", ".[dev]"]
+    command += ["install", "--progress-bar", "off", "-c", "constraints.txt", "-e", f".[{extras}]"]
     with log.open("w", encoding="utf-8") as out:
         try:
             subprocess.run(

@@ -2,7 +2,9 @@
 
     AccountantError
     ├── InvalidInput (also a ValueError)    an argument is not what it must be
-    │   └── InvalidDocument                 a wire document is not an event
+    │   └── InvalidDocument                 a document is not an event, or not in canonical form
+    ├── BrokenChain                         a stored entry does not follow from the one before
+    ├── BrokenProof                         a Merkle proof does not show what it should
     ├── Unattainable                        no parameter of the asked kind fits
     └── UnknownRelease (also a LookupError) no open hold has this name
 
@@ -12,6 +14,7 @@ A denial is not an error: `accountant.ledger.propose` returns it as a decision w
 from __future__ import annotations
 
 from reprlib import Repr
+from typing import Literal, TypeAlias
 
 # A message repeats the offending value, but never at a length or depth that the value chooses.
 _shortened = Repr()
@@ -34,7 +37,33 @@ class InvalidInput(AccountantError, ValueError):
 
 
 class InvalidDocument(InvalidInput):
-    """A wire document does not describe an event; `argument` is the path to the offending field."""
+    """A document cannot be read as what it should be, or has no canonical form; `argument` is the path to the fault."""
+
+
+Fault: TypeAlias = Literal["number", "previous", "body", "hash", "head", "end"]
+
+
+class BrokenChain(AccountantError):
+    """Entry `number` is not the one that belongs there; `fault` says in what.
+
+    `number`: another number stands there. `previous`: it names another hash before it. `body`: its body is not in
+    canonical form. `hash`: its hash is not that of its content. `head`: a checkpoint saw another hash or root there.
+    `end`: a checkpoint saw this entry, but the log ends before it.
+    """
+
+    def __init__(self, number: int, fault: Fault, shown: str) -> None:
+        self.number, self.fault = number, fault
+        super().__init__(
+            f"entry {number} breaks the chain: {shown}. The log agrees with itself before it; compare this entry and "
+            f"the one before with an export or a backup, and append nothing until the log is mended"
+        )
+
+
+class BrokenProof(AccountantError):
+    """A Merkle proof or a set of heads does not lead to the root; the message says where it fails."""
+
+    def __init__(self, shown: str) -> None:
+        super().__init__(f"the proof fails: {shown}. Ask for it again, and if it fails again, do not trust the log")
 
 
 class Unattainable(AccountantError):

@@ -326,7 +326,7 @@ def replay(entries: Iterable[Entry], *, rules: Rules | None = None) -> Ledger:
 def _check_prices(rules: Rules, held: Held) -> None:
     """Prices are those of the charges; which of the two proofs was charged is the log's to say."""
     for part in held.parts:
-        touch = tuple(int(number) for number in part.touch.split(b","))
+        touch = _touching(part, held)
         for number, charge in enumerate(held.charges):
             if not (part.scope.issubset if number in touch else part.scope.isdisjoint)(charge.scope):
                 expected = f"datapoints that these charges of release {held.release!r} touch, and no others"
@@ -347,6 +347,15 @@ def _check_prices(rules: Rules, held: Held) -> None:
                 raise InvalidInput("collapsed", str(collapse), expected)
         if collapsed or part.spending != tuple(sorted(prices.items())):
             raise InvalidInput("spending", part.touch, f"the price of these charges of release {held.release!r}")
+
+
+def _touching(part: Part, held: Held) -> tuple[int, ...]:
+    """The numbers of the charges that a part says it is touched by."""
+    with suppress(ValueError):
+        touch = tuple(int(number) for number in part.touch.split(b","))
+        if touch and all(0 <= number < len(held.charges) for number in touch):
+            return touch
+    raise InvalidInput("touch", part.touch, f"numbers of charges of release {held.release!r}, with commas between them")
 
 
 class _Region(NamedTuple):

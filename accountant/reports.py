@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accountant.engines import pairs, prv, rdp
 from accountant.engines.pairs import Uncovered
@@ -95,8 +96,7 @@ def _report(leaves: Mapping[Leaf, int], delta: float, adjacency: Adjacency) -> R
             return report
         counts, log_finite = prv.pairs_of(found), prv.log_finite(found)
         longer = {pair: _ROOM * times for pair, times in counts.items()}
-        guess = rdp.epsilon(event, delta=delta, adjacency=adjacency)
-        grid = prv.grid_for(longer, prv.finite_share(log_finite, delta), guess)
+        grid = prv.grid_for(longer, prv.finite_share(log_finite, delta))
         history = OnGrid(grid, prv.composed(counts, grid, "above"), log_finite)
         return replace(report, history=history.sketch(history.epsilon(delta), delta) or history)
     except Uncovered:
@@ -149,7 +149,7 @@ class OnGrid(NamedTuple):
 
     def sketch(self, epsilon: float, delta: float) -> Sketch | None:
         """The lowest frequencies, as many as δ near this ε needs; None while those are too many."""
-        kernel = _kernel(self.grid)
+        kernel = _kernel(self.grid, self.grid.points // 2 + 1)
         # what all frequencies from each on may add to δ, whatever ε
         sizes = np.abs(kernel.first) + np.abs(kernel.second)
         tails = [np.cumsum((np.abs(law.transform) * sizes)[::-1])[::-1] for law in self.laws]
@@ -177,29 +177,37 @@ class OnGrid(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """Transforms of what δ pays for a loss beyond ε, e^(−tilt · x) (1 − e^−x), as two geometric sums; and constants."""
+    """What turns frequencies into δ: transforms of e^(−tilt · x) (1 − e^−x), as two geometric sums, and constants."""
 
+    number: NDArray[np.int64]
     first: prv.Complexes
     second: prv.Complexes
     total: float
+    place: int  # of the tilts above the grid's
+    tilts: prv.Floats
     further: prv.Floats
     from_below: float
 
 
-@lru_cache(maxsize=16)
-def _kernel(grid: prv.Grid) -> _Kernel:
-    frequency = np.arange(grid.points // 2 + 1) * (2 * math.pi / grid.points)
-    share = np.full(len(frequency), 2 / grid.points)
+@lru_cache(maxsize=64)
+def _kernel(grid: prv.Grid, kept: int) -> _Kernel:
+    number = np.arange(kept, dtype=np.int64)
+    frequency = number * (2 * math.pi / grid.points)
+    share = np.full(kept, 2 / grid.points)
     share[0] /= 2
     first, second = (
         share * -math.expm1(-rate * grid.width) / (1 - np.exp(-rate * grid.mesh + 1j * frequency))
         for rate in (grid.tilt, grid.tilt + 1)
     )
-    further = (prv.TILTS[grid.place + 1 :] - grid.tilt) * grid.width
+    tilts = prv.TILTS[grid.place + 1 :]
+    further = (tilts - grid.tilt) * grid.width
     return _Kernel(
+        number=number,
         first=first,
         second=second,
         total=1 / -math.expm1(-grid.tilt * grid.mesh),
+        place=grid.place + 1,
+        tilts=tilts,
         further=further + np.log(-np.expm1(-further)),
         from_below=1 / math.expm1(min(grid.tilt * grid.width, 690.0)),
     )
@@ -259,33 +267,18 @@ class Sketch(NamedTuple):
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on δ at this ε, on the `CONDITION`."""
-        epsilon = max(0.0, real("epsilon", epsilon, NOT_NEGATIVE) - max(band.correction for band in self.bands))
-        grid, kernel, kept = self.grid, _kernel(self.grid), len(self.bands[0].low)
+        forward, backward = self.bands
+        real("epsilon", epsilon, NOT_NEGATIVE)
+        epsilon = max(0.0, epsilon - max(forward.correction, backward.correction))
+        grid, kernel = self.grid, _kernel(self.grid, len(forward.low))
         first = math.floor(epsilon / grid.mesh) + 1
         beyond = first * grid.mesh - epsilon
-        turned = np.arange(kept) * (first % grid.points) % grid.points
+        turned = kernel.number * (first % grid.points) % grid.points
         weights = np.exp((2j * math.pi / grid.points) * turned) * (
-            math.exp(-grid.tilt * beyond) * kernel.first[:kept]
-            - math.exp(-(grid.tilt + 1) * beyond) * kernel.second[:kept]
+            math.exp(-grid.tilt * beyond) * kernel.first - math.exp(-(grid.tilt + 1) * beyond) * kernel.second
         )
-        finite = max(self._finite(band, weights, epsilon) for band in self.bands)
+        finite = max(_finite(band, kernel, weights, grid, epsilon) for band in self.bands)
         return min(1.0, (finite - math.expm1(self.log_finite)) * (1 + 1e-12))
-
-    def _finite(self, band: Band, weights: prv.Complexes, epsilon: float) -> float:
-        """What finite losses add to δ in one direction."""
-        grid, kernel = self.grid, _kernel(self.grid)
-        exponent = band.cumulant - grid.tilt * epsilon
-        if exponent > 300:
-            return 1.0
-        noise = prv.rounding(grid.points, few=band.few, many=band.many, size=band.size) + 1e-15 * len(weights)
-        value = max(0.0, float((weights @ band.low).real)) + band.dropped + 4 * kernel.total * noise
-        place = grid.place + 1
-        aliased = math.exp(
-            min(0.0, float((band.cumulants[place:] - prv.TILTS[place:] * epsilon - kernel.further).min()))
-        )
-        # What lies beyond the window is less than what wraps around from above.
-        counted_above = math.exp(exponent) * value + 2 * aliased + kernel.from_below
-        return counted_above * (1 + pairs.TAIL_ERROR) ** band.steps + band.infinite
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε that is proved at this δ."""
@@ -315,3 +308,18 @@ class Sketch(NamedTuple):
 
     def _over(self, epsilon: float, delta: float) -> float:
         return math.log(self.delta(epsilon) / delta)
+
+
+def _finite(band: Band, kernel: _Kernel, weights: prv.Complexes, grid: prv.Grid, epsilon: float) -> float:
+    """What finite losses add to δ in one direction, at most."""
+    exponent = band.cumulant - grid.tilt * epsilon
+    if exponent > 300:
+        return 1.0
+    noise = prv.rounding(grid.points, few=band.few, many=band.many, size=band.size) + 1e-15 * len(weights)
+    value = max(0.0, float((weights @ band.low).real)) + band.dropped + 4 * kernel.total * noise
+    aliased = math.exp(
+        min(0.0, float((band.cumulants[kernel.place :] - kernel.tilts * epsilon - kernel.further).min()))
+    )
+    # What lies beyond the window is less than what wraps around from above.
+    counted_above = math.exp(exponent) * value + 2 * aliased + kernel.from_below
+    return counted_above * (1 + pairs.TAIL_ERROR) ** band.steps + band.infinite

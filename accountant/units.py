@@ -28,6 +28,8 @@ SATURATED: Final = 10**40
 RELATIVE_MARGIN: Final = 1e-10
 
 
+_LARGEST: Final = 10**308
+
 _WITH_MARGIN: Final = ((1 + Fraction(RELATIVE_MARGIN)) * RHO_UNITS_PER_NAT).as_integer_ratio()
 
 
@@ -38,6 +40,15 @@ def exact(value: float) -> Fraction:
     True
     """
     return Fraction(repr(float(value)))
+
+
+def rounded(value: Fraction, *, towards: float) -> float:
+    """A positive fraction as a float: not above it `towards` 0, not below it towards ∞."""
+    if value > _LARGEST:
+        return math.inf if towards else float(_LARGEST)
+    nearest = float(value)
+    beyond = exact(nearest) > value if towards == 0 else exact(nearest) < value
+    return math.nextafter(nearest, towards) if beyond else nearest
 
 
 def log(value: Fraction) -> float:

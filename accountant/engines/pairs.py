@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias, assert_never
 
@@ -42,6 +43,7 @@ from accountant.events import (
     PureDP,
     counted,
 )
+from accountant.units import exact, rounded
 
 Floats: TypeAlias = NDArray[np.float64]
 Side: TypeAlias = Literal["above", "below"]
@@ -50,7 +52,9 @@ TAIL_ERROR: Final = 1e-12  # relative, of the mass of all losses above an edge
 MOST_LOSS: Final = 500.0  # larger ones are not computed with: their odds leave the range of floats
 _EDGE_ERROR: Final = 1e-14  # of an edge, relative to 1 + |edge|
 _ROUNDING: Final = 2.0**-53
-_LEAST_SHIFT: Final = 1e-9  # a smaller one is charged like this
+_LEAST_SHIFT: Final = 1e-9  # of a Gaussian; a smaller one is charged like this
+_LEAST_LOSS: Final = 1e-30  # a smaller bound is charged like this
+_LEAST_RATE: Final = 1e-30  # a lower sampling rate is charged like this
 _MOST_RATE: Final = 1 - 1e-6  # a higher sampling rate is charged like 1: the loss near ln(1 − q) would lose its digits
 _LEAST_SIGMA: Final = 0.05  # of a sampled Gaussian under replace-one; less noise leaves the range of floats
 
@@ -197,15 +201,15 @@ class SampledReplaced(Pair):
 def _normal(points: Floats) -> tuple[Floats, Floats]:
     """Masses of N(0, 1) between consecutive points, each from the side on which it keeps its digits, and their errors.
 
-    A tail at z is right to 4 (1 + z²) roundings. A cell of width d holds at least about d (1 + z) of the tail, so the
-    difference of two tails is right to 10 (1 + z) / d roundings.
+    A tail at z is right to 4 (1 + z²) roundings, most of them of z itself. A cell of width d < 1 holds at least about
+    d (1 + z) of the tail, so the difference of two tails is right to 10 (1 + z) (1 + z + 1/d) roundings.
     """
     tails, away = ndtr(-np.abs(points)), np.abs(points)
     straddles = (points[:-1] < 0) & (points[1:] > 0)
     mass = np.where(straddles, 1 - tails[:-1] - tails[1:], np.abs(np.diff(tails)))
     with np.errstate(invalid="ignore", divide="ignore"):
         nearer = np.minimum(away[:-1], away[1:])
-        error = 10 * _ROUNDING * (1 + nearer) * (1 + 1 / np.minimum(np.diff(points), 1.0))
+        error = 10 * _ROUNDING * (1 + nearer) * (1 + nearer + 1 / np.minimum(np.diff(points), 1.0))
     return mass, np.where(mass > 0, error, 0.0)
 
 
@@ -251,6 +255,8 @@ def parts(event: Event, adjacency: Adjacency) -> dict[Part, int]:
             found[part] = found.get(part, 0) + copies * times
     if precisions:
         normal = Normal(max(math.sqrt(sum(sorted(precisions))), _LEAST_SHIFT))
+        if normal.shift * normal.shift > 4 * MOST_LOSS:  # the mean loss is half of that
+            raise Uncovered(f"losses beyond {MOST_LOSS:g}")
         found[Part(normal, 0.0, normal)] = 1
     return dict(sorted(found.items(), key=repr))
 
@@ -261,19 +267,19 @@ def _leaf_parts(leaf: Leaf, adjacency: Adjacency) -> dict[Part, int]:
         case Gaussian():
             return parts(leaf, adjacency)
         case Laplace():
-            pair = ShiftedLaplace(sensitivity / leaf.scale)
+            pair = ShiftedLaplace(_loss(sensitivity / exact(leaf.scale)))
             return {Part(pair, 0.0, pair): 1}
         case L2Laplace():
-            shift = sensitivity / leaf.scale
+            shift = _loss(sensitivity / exact(leaf.scale))
             return {Part(TwoPoints(shift), 0.0, ShiftedLaplace(shift)): 1}
         case PureDP():
-            return {_black_box(leaf.epsilon): 1}
+            return {_black_box(exact(leaf.epsilon)): 1}
         case ApproxDP():
-            return {_black_box(leaf.epsilon, leaf.delta): 1}
+            return {_black_box(exact(leaf.epsilon), exact(leaf.delta)): 1}
         case PartitionSelection():
             own = partition.exact_delta(epsilon=leaf.epsilon, delta=leaf.delta)
             # The count at which a label may give itself away is not the one at which it loses ±ε.
-            return {_black_box(leaf.epsilon, own)._replace(attained=NOTHING): sensitivity}
+            return {_black_box(exact(leaf.epsilon), Fraction(own))._replace(attained=NOTHING): sensitivity}
         case PoissonSampled():
             return _sampled_parts(leaf, adjacency)
         case ZCDP():
@@ -284,14 +290,24 @@ def _leaf_parts(leaf: Leaf, adjacency: Adjacency) -> dict[Part, int]:
             assert_never(leaf)
 
 
-def _black_box(epsilon: float, delta: float = 0.0) -> Part:
-    pair = TwoPoints(epsilon)
-    return Part(pair, delta, pair)
+def _black_box(epsilon: Fraction, delta: Fraction = Fraction(0)) -> Part:
+    pair = TwoPoints(_loss(epsilon))
+    infinite = rounded(delta, towards=1.0)
+    if infinite >= 1:
+        raise Uncovered("everything may be given away")
+    return Part(pair, infinite, pair)
+
+
+def _loss(bound: Fraction) -> float:
+    """A bound on a loss, rounded up."""
+    if bound > MOST_LOSS:
+        raise Uncovered(f"a loss of more than {MOST_LOSS:g}")
+    return max(rounded(bound, towards=math.inf), _LEAST_LOSS)
 
 
 def _sampled_parts(leaf: PoissonSampled, adjacency: Adjacency) -> dict[Part, int]:
     """The same cases as in the rdp engine: what has no pair of its own when it is sampled is charged in full."""
-    q = leaf.sampling_probability
+    q = max(leaf.sampling_probability, _LEAST_RATE)
     inner = counted(leaf.event)
     if len(inner) == 1 and isinstance(nested := next(iter(inner)), PoissonSampled) and inner[nested] == 1:
         both = math.nextafter(q * nested.sampling_probability, 1.0)  # a sample of a sample is a sample
@@ -307,7 +323,8 @@ def _sampled_parts(leaf: PoissonSampled, adjacency: Adjacency) -> dict[Part, int
         pair = Sampled(q, part.pair)
         # Q against P has no infinite loss, but one of ln(1 / (1 − q)), which `infinite` covers (docs/accounting.md).
         attained = None if part.attained is None else NOTHING if part.infinite else Sampled(q, part.attained)
-        return {Part(pair, q * part.infinite * (1 + 1e-15), attained): 1}
+        infinite = rounded(Fraction(q) * Fraction(part.infinite), towards=1.0)
+        return {Part(pair, infinite, attained): 1}
     if isinstance(part.pair, Normal):
         sigma = 2 / part.pair.shift  # the shift under replace-one is 2 / σ
         if sigma < _LEAST_SIGMA:
@@ -320,11 +337,10 @@ def _sampled_parts(leaf: PoissonSampled, adjacency: Adjacency) -> dict[Part, int
 def _without_amplification(leaf: PoissonSampled, full: dict[Part, int], adjacency: Adjacency) -> dict[Part, int]:
     """The parts charged in full, or the pure ε and δ of the rdp engine as a black box where that is much less."""
     curve = rdp.curve(leaf, (2.0,), adjacency)
-    reach = math.fsum(times * part.pair.reach for part, times in full.items())
+    reach = sum(times * part.pair.reach for part, times in full.items())
     infinite = math.fsum(times * part.infinite for part, times in full.items())
     if curve.pure is not None and (2 * curve.pure < reach or curve.delta < infinite * (1 - 1e-9)):
-        up = 1 + 1e-15
-        return {Part(TwoPoints(float(curve.pure) * up), float(curve.delta) * up, None): 1}
+        return {_black_box(curve.pure, curve.delta)._replace(attained=None): 1}
     return {part._replace(attained=None): times for part, times in full.items()}
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from accountant.engines import pairs, rdp
+from accountant.engines import pairs
 from accountant.engines.closed_form import Interval
 from accountant.engines.pairs import Law, Pair, Part, Side, Uncovered
 from accountant.events import Adjacency, Event
@@ -38,26 +38,29 @@ _SMALL_POINTS: Final = 2**15
 _KEPT_POINTS: Final = 2**16  # laws and transforms of more are not kept: with the sizes of the caches, 300 MB at most
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
-_COARSER: Final = 16  # times the mesh, for cumulants that need not be exact
 _LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
 _FINER: Final = 16  # at most, for laws from below: merging loses more than splitting
-PRECISION: Final = 1e-4  # of ε, relative, for the choice of the mesh
+PRECISION: Final = 3e-5  # of ε, relative, for the choice of the mesh
 TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
 _LARGEST_EXPONENT: Final = 690.0
 _ROUNDING: Final = 2.0**-53
 _BUTTERFLY: Final = 6 * _ROUNDING  # error of one stage of a transform, of a law of mass 1
 NEGLIGIBLE: Final = 1e-6  # of δ
 _MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
-_TAILS: Final = (1e-30, 1e-60)
+_TAILS: Final = (1e-15, 1e-20, 1e-30, 1e-60)
 
 
 class Grid(NamedTuple):
-    """`points` places at multiples of `mesh`, for laws tilted by e^(tilt · loss) and cut off where `tail` is left."""
+    """`points` places at multiples of `mesh`, for laws tilted by e^(tilt · loss) and cut off where `tail` is left.
+
+    Cumulants come from laws on the `coarse` mesh.
+    """
 
     mesh: float
     points: int
     tilt: float
     tail: float
+    coarse: float
 
     @property
     def place(self) -> int:
@@ -76,7 +79,7 @@ def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
         found = pairs.parts(event, adjacency)
         if not found:
             return Interval(0.0, 0.0)
-        upper, grid = _upper(found, delta, rdp.epsilon(event, delta=delta, adjacency=adjacency))
+        upper, grid = _upper(found, delta)
         return Interval(min(upper, _lower(found, delta, grid)), upper)
     except Uncovered as reason:
         return Interval(0.0, math.inf, f"prv has no answer: {reason}")
@@ -86,16 +89,15 @@ def upper_bound(event: Event, *, delta: float, adjacency: Adjacency, precision: 
     """The upper end of `bracket` alone, for a part of the work; ∞ where this engine gives no answer."""
     try:
         found = pairs.parts(event, adjacency)
-        guess = rdp.epsilon(event, delta=delta, adjacency=adjacency)
-        return _upper(found, delta, guess, precision)[0] if found else 0.0
+        return _upper(found, delta, precision)[0] if found else 0.0
     except Uncovered:
         return math.inf
 
 
-def _upper(found: Mapping[Part, int], delta: float, guess: float, precision: float = PRECISION) -> tuple[float, Grid]:
+def _upper(found: Mapping[Part, int], delta: float, precision: float = PRECISION) -> tuple[float, Grid]:
     counts = pairs_of(found)
     spare = finite_share(log_finite(found), delta)
-    grid = grid_for(counts, spare, guess, precision)
+    grid = grid_for(counts, spare, precision)
     return epsilon_above(composed(counts, grid, "above"), grid, spare), grid
 
 
@@ -131,30 +133,26 @@ def log_finite(found: Mapping[Part, int]) -> float:
 def finite_share(log_finite: float, delta: float) -> float:
     """The δ that is left to finite losses, given that nothing gives everything away; rounded down."""
     infinite = -math.expm1(log_finite) * (1 + 1e-12)
-    spare = (delta - infinite) / (1 - infinite) * (1 - 1e-12)
-    if spare <= 0:
+    if delta <= infinite:
         raise Uncovered("the chance that everything is given away uses up δ")
-    return spare
+    return (delta - infinite) / (1 - infinite) * (1 - 1e-12)
 
 
-def grid_for(counts: Counts, spare: float, guess: float, precision: float = PRECISION) -> Grid:
-    """A grid that is fine and long enough for the guess, and no finer than that, so that others share it."""
+def grid_for(counts: Counts, spare: float, precision: float = PRECISION) -> Grid:
+    """A grid that is fine and long enough, and no finer than that, so that others share it."""
     steps = sum(counts.values())
     if steps > _MAX_STEPS:
         raise Uncovered(f"{steps:,} steps, and at most {_MAX_STEPS:,} are composed numerically")
-    if math.isinf(guess):
-        raise Uncovered("the loss is too large")
     tail = next((tail for tail in _TAILS if steps * tail <= NEGLIGIBLE * spare), None)
     if tail is None:
         raise Uncovered("δ is too small")
-    mesh = mesh_for(steps, spare, guess, precision)
-    work = sum((high - low) / mesh for low, high in (pairs.support(pair, tail) for pair in counts))
-    if work > MAX_WORK:
-        raise Uncovered(f"{len(counts):,} different parts on a mesh of {mesh:.3g}")
-    tables = [(_coarse_cumulants(pair, mesh, tail), times) for pair, times in counts.items()]
+    _affordable(counts, _coarse_mesh(steps), tail)
+    tables = [(_coarse_cumulants(pair, _coarse_mesh(steps), tail), times) for pair, times in counts.items()]
     totals = [np.sum([times * table[direction] for table, times in tables], axis=0) for direction in (0, 1)]
     worst = max(totals, key=lambda total: chernoff(total, spare))
     proved = (worst - math.log(spare)) / TILTS
+    mesh = mesh_for(steps, spare, float(proved.min()), precision)
+    _affordable(counts, mesh, tail)
     # At the best tilt what rounding adds is a small part of δ if ε is what Chernoff's inequality proves; if it is less,
     # that part grows by e^(tilt · difference).
     most = (16 - 0.5 * math.log(spare)) / max(float(proved.min()), 1e-9)
@@ -170,7 +168,19 @@ def grid_for(counts: Counts, spare: float, guess: float, precision: float = PREC
     points = _length(max(width / mesh, 64.0))
     if points * len(counts) > MAX_WORK:
         raise Uncovered(f"{points:,} points for each of {len(counts):,} different parts")
-    return Grid(mesh, points, float(TILTS[place]), tail)
+    return Grid(mesh, points, float(TILTS[place]), tail, _coarse_mesh(steps))
+
+
+def _affordable(counts: Counts, mesh: float, tail: float) -> None:
+    """The cost guard: before anything is put on a mesh, its points are counted."""
+    points = sum((high - low) / mesh for low, high in (pairs.support(pair, tail) for pair in counts))
+    if points > MAX_WORK:
+        raise Uncovered(f"{len(counts):,} different parts on a mesh of {mesh:.3g}")
+
+
+def _coarse_mesh(steps: int) -> float:
+    """A mesh that is good enough for cumulants: of a few units at the tilts that matter."""
+    return min(_COARSEST, 2.0 ** math.floor(math.log2(math.sqrt(0.5 / steps))))
 
 
 def mesh_for(steps: int, spare: float, guess: float, precision: float = PRECISION) -> float:
@@ -226,9 +236,8 @@ def aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Flo
 @lru_cache(maxsize=4096)
 def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> tuple[Floats, Floats]:
     """ln E e^(tilt · loss) in both directions, of a coarser law from above: it loses more, so they are upper bounds."""
-    coarser = min(_COARSER * mesh, _COARSEST)
-    both = pairs.laws(pair, mesh=coarser, tail=tail, side="above")
-    return _cumulant_table(both[0], coarser), _cumulant_table(both[1], coarser)
+    both = pairs.laws(pair, mesh=mesh, tail=tail, side="above")
+    return _cumulant_table(both[0], mesh), _cumulant_table(both[1], mesh)
 
 
 def _cumulant_table(law: Law, mesh: float) -> Floats:
@@ -266,7 +275,7 @@ class Composed:
         )
 
     def __mul__(self, times: int) -> Composed:
-        few, many = (times, 0) if times < _MANY else (0, times)
+        few, many = (times * self.steps, 0) if times < _MANY else (0, times * self.steps)
         return Composed(
             transform=_power(self.transform, times),
             cumulant=times * self.cumulant,
@@ -299,11 +308,15 @@ def rounding(points: int, *, few: int, many: int, size: float) -> float:
 
 
 def composed(counts: Counts, grid: Grid, side: Side) -> tuple[Composed, Composed]:
-    """In both directions."""
-    factors = [(_once(pair, grid, side), times) for pair, times in counts.items()]
-    return reduce(add, (once[0] * times for once, times in factors)), reduce(
-        add, (once[1] * times for once, times in factors)
+    """In both directions. What occurs equally often is multiplied before it is raised to that power."""
+    by_times: dict[int, list[tuple[Composed, Composed]]] = {}
+    for pair, times in counts.items():
+        by_times.setdefault(times, []).append(_once(pair, grid, side))
+    forward, backward = (
+        reduce(add, (reduce(add, (once[direction] for once in group)) * times for times, group in by_times.items()))
+        for direction in (0, 1)
     )
+    return forward, backward
 
 
 def _once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
@@ -316,7 +329,7 @@ def _once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
 @lru_cache(maxsize=256)
 def _kept_once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
     forward, backward = pairs.laws(pair, mesh=grid.mesh, tail=grid.tail, side=side)
-    cumulants = _coarse_cumulants(pair, grid.mesh, grid.tail)
+    cumulants = _coarse_cumulants(pair, grid.coarse, grid.tail)
     return _transformed(forward, cumulants[0], grid), _transformed(backward, cumulants[1], grid)
 
 
@@ -367,7 +380,7 @@ class _Profile(NamedTuple):
 
 
 def _profile(law: Composed, grid: Grid, spare: float) -> _Profile:
-    mesh, points, tilt, _ = grid
+    mesh, points, tilt = grid.mesh, grid.points, grid.tilt
     top = math.ceil(chernoff(law.cumulants, NEGLIGIBLE * spare) / mesh)
     # from ε = 0 on, and as far left as nothing overflows
     start = max(top - points + 1, 0, top - math.floor(300 / (tilt + 1) / mesh))

@@ -35,7 +35,6 @@ from accountant.partition.rules import (
     ThreePointLoss,
     TruncatedGeometric,
     changed_counts,
-    rounded,
 )
 from accountant.units import (
     NOT_NEGATIVE,
@@ -46,6 +45,7 @@ from accountant.units import (
     Range,
     exact,
     real,
+    rounded,
     whole,
 )
 

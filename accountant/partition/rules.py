@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, overload
 
@@ -28,6 +27,7 @@ from accountant.units import (
     Range,
     exact,
     real,
+    rounded,
     whole,
 )
 
@@ -299,15 +299,6 @@ def changed_counts(labels: int, adjacency: Adjacency) -> int:
     """How many counts one datapoint that carries `labels` labels changes, each by one."""
     labels = whole("labels", labels, least=1, most=_MAX_LABELS)
     return labels * (2 if adjacency_of(adjacency) == "replace_one" else 1)
-
-
-def rounded(value: Fraction, *, towards: float) -> float:
-    """A positive fraction as a float: not above it `towards` 0, not below it towards ∞."""
-    if value > _LARGEST:
-        return math.inf if towards else float(_LARGEST)
-    nearest = float(value)
-    beyond = exact(nearest) > value if towards == 0 else exact(nearest) < value
-    return math.nextafter(nearest, towards) if beyond else nearest
 
 
 class _Optimum(NamedTuple):

@@ -533,3 +533,13 @@ def test_a_log_does_not_change_with_the_bitmap_that_it_was_made_from() -> None:
     one = charge(ordinals, PureDP(epsilon=0.1))
     ordinals.add(7)
     assert list(one.scope) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("touch", [b"", b"first", b"1", b"-1", b"0,7"])
+def test_a_log_whose_parts_name_no_charge_is_refused(touch: bytes) -> None:
+    decision = propose(life(10), RULES, release="r", charges=[charge(scope((0, 5)), PureDP(epsilon=0.1))])
+    assert decision.hold is not None
+    (part,) = decision.hold.parts
+    wrong = replace(decision.hold, parts=(replace(part, touch=touch),))
+    with pytest.raises(InvalidInput, match="touch: expected numbers of charges of release 'r'"):
+        replay([Registered(count=10), wrong], rules=RULES)

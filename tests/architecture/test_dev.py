@@ -59,13 +59,13 @@ def test_a_failed_install_is_one_sentence_and_leaves_no_stamp(copy: Path) -> Non
 
 
 def test_the_stamp_notices_what_matters(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    stamp = dev.fingerprint(copy)
+    stamp = dev.fingerprint(copy, dev.CHECKS)
 
     def after(name: str, old: str, new: str) -> str:
         text = (copy / name).read_text(encoding="utf-8")
         assert old in text
         (copy / name).write_text(text.replace(old, new, 1), encoding="utf-8")
-        changed = dev.fingerprint(copy)
+        changed = dev.fingerprint(copy, dev.CHECKS)
         (copy / name).write_text(text, encoding="utf-8")
         return changed
 
@@ -74,7 +74,8 @@ def test_the_stamp_notices_what_matters(copy: Path, tmp_path_factory: pytest.Tem
     assert after("constraints.txt", "numpy==", "numpy==1") != stamp
     moved = tmp_path_factory.mktemp("moved")
     shutil.copytree(copy, moved, dirs_exist_ok=True)
-    assert dev.fingerprint(moved) != stamp
+    assert dev.fingerprint(moved, dev.CHECKS) != stamp
+    assert dev.fingerprint(copy, dev.CHECKS._replace(extras="dev,service")) != stamp
 
 
 def test_odd_variables_do_not_reach_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
