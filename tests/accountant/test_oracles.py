@@ -393,6 +393,16 @@ def test_sampled_laplace_is_bracketed_by_loss_distributions(q: float, scale: flo
     assert_bracketed(Repeated(times=times, event=leaf), delta, "add_remove")
 
 
+def discretisation(epsilon: float, delta: float, steps: int) -> float:
+    """About how much connecting the dots at STEP raises ε.
+
+    It moves an atom by up to STEP, and adds up to a quarter of its square to the variance per step. ε rises by half of
+    that times 1 + |d ln δ / dε|, and for a Gaussian the slope is twice ln(1/δ) / ε. Twice as much covers cut-off tails.
+    """
+    slope = 2 * math.log(1 / delta) / max(epsilon, 0.01)
+    return steps * STEP**2 * (slope + 1) / 4 + 2 * STEP
+
+
 def tight(event: PoissonSampled, times: int, delta: float, adjacency: Adjacency) -> float:
     """ε by connecting the dots, which errs upwards by less than the square of the grid's step per release."""
     return float(bracket(event, adjacency).dominating.self_compose(times).get_epsilon_for_delta(delta))
@@ -407,8 +417,7 @@ def test_no_dp_sgd_run_costs_less_than_its_loss_distribution(
 ) -> None:
     ours = account(Repeated(times=times, event=leaf), delta=delta, adjacency=adjacency)
     their_upper = tight(leaf, times, delta, adjacency)
-    # Connecting the dots at STEP moves a loss by up to STEP, and adds up to the square of it per release.
-    assert ours.upper >= their_upper - times * STEP**2 - STEP
+    assert ours.upper >= their_upper - discretisation(their_upper, delta, times)
     assert ours.lower <= their_upper
 
 
@@ -502,11 +511,7 @@ def prv_accountant_says(event: Event, delta: float) -> tuple[float, float] | Non
 def ask_peers(event: Event, delta: float, adjacency: Adjacency, *, both: bool) -> Peers:
     steps = sum(counted(event).values())
     uppers = [float(composed_pld(event, adjacency, optimistic=False).get_epsilon_for_delta(delta))]
-    # Connecting the dots moves an atom by up to STEP, and adds up to a quarter of its square to the variance per step.
-    # ε rises by half of that times 1 + |d ln δ / dε|, and for a Gaussian the slope is twice ln(1/δ) / ε. Twice as much
-    # covers the tails that it cuts off.
-    slope = 2 * math.log(1 / delta) / max(uppers[0], 0.01)
-    peers = Peers([], uppers, steps * STEP**2 * (slope + 1) / 4 + 2 * STEP)
+    peers = Peers([], uppers, discretisation(uppers[0], delta, steps))
     if steps <= 50:  # its optimistic losses are rounded down, each by up to STEP
         peers.lowers.append(float(composed_pld(event, adjacency, optimistic=True).get_epsilon_for_delta(delta)))
     interval = prv_accountant_says(event, delta) if both and adjacency == "add_remove" else None
