@@ -1,4 +1,4 @@
-"""Cross-checks with dp-accounting: another team's formulas and code, on random event trees.
+"""Cross-checks with dp-accounting and prv-accountant: other teams' formulas and code, on random event trees.
 
 Its Rényi accountant must give the same curves. Its privacy loss distributions (PLDs) are far tighter than a curve, so
 they bracket from the other side: our `upper` is not below what a mechanism of that kind really loses, and our `lower`
@@ -9,21 +9,25 @@ is listed in `KNOWN_FAULTS`, each with a test that fails as soon as the fault is
 from __future__ import annotations
 
 import math
+import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple
 
 import dp_accounting
 import numpy as np
+import prv_accountant
 import pytest
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+from dp_accounting.pld import PLDAccountant, common, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from prv_accountant.accountant import compute_safe_domain_size
 
-from accountant.engines import account, rdp
+from accountant.engines import account, prv, rdp
 from accountant.events import (
     KINDS,
     ZCDP,
@@ -389,6 +393,16 @@ def test_sampled_laplace_is_bracketed_by_loss_distributions(q: float, scale: flo
     assert_bracketed(Repeated(times=times, event=leaf), delta, "add_remove")
 
 
+def discretisation(epsilon: float, delta: float, steps: int) -> float:
+    """About how much connecting the dots at STEP raises ε.
+
+    It moves an atom by up to STEP, and adds up to a quarter of its square to the variance per step. ε rises by half of
+    that times 1 + |d ln δ / dε|, and for a Gaussian the slope is twice ln(1/δ) / ε. Twice as much covers cut-off tails.
+    """
+    slope = 2 * math.log(1 / delta) / max(epsilon, 0.01)
+    return steps * STEP**2 * (slope + 1) / 4 + 2 * STEP
+
+
 def tight(event: PoissonSampled, times: int, delta: float, adjacency: Adjacency) -> float:
     """ε by connecting the dots, which errs upwards by less than the square of the grid's step per release."""
     return float(bracket(event, adjacency).dominating.self_compose(times).get_epsilon_for_delta(delta))
@@ -403,8 +417,7 @@ def test_no_dp_sgd_run_costs_less_than_its_loss_distribution(
 ) -> None:
     ours = account(Repeated(times=times, event=leaf), delta=delta, adjacency=adjacency)
     their_upper = tight(leaf, times, delta, adjacency)
-    # Connecting the dots at STEP moves a loss by up to STEP, and adds up to the square of it per release.
-    assert ours.upper >= their_upper - times * STEP**2 - STEP
+    assert ours.upper >= their_upper - discretisation(their_upper, delta, times)
     assert ours.lower <= their_upper
 
 
@@ -412,3 +425,129 @@ def test_dp_sgd_has_the_figures_of_the_design_notes() -> None:
     step = PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=1.0))
     assert tight(step, 1000, 1e-5, "add_remove") == pytest.approx(1.828, abs=2e-3)
     assert tight(step, 1000, 1e-5, "replace_one") == pytest.approx(2.843, abs=2e-3)
+
+
+# ---------------------------------------------------------------- 500 trees, two peers
+
+
+class Peers(NamedTuple):
+    """What others say of a tree: bounds on its ε, by what they promise themselves."""
+
+    lowers: list[float]
+    uppers: list[float]
+    slack: float  # what the tightest of `uppers` may be off by
+
+
+def random_tree(chance: random.Random, delta: float) -> Event:
+    """DP-SGD, Gaussians, Laplace and a label release, of sizes at which all of them matter."""
+
+    def size(low: float, high: float) -> float:
+        return float(f"{math.exp(chance.uniform(math.log(low), math.log(high))):.4g}")
+
+    def part() -> Event:
+        match chance.randrange(6):
+            case 0 | 1 | 2:
+                step = PoissonSampled(
+                    sampling_probability=size(1e-3, 0.3), event=Gaussian(noise_multiplier=size(0.7, 5.0))
+                )
+                return Repeated(times=round(size(1, 1000)), event=step)
+            case 3:
+                return Repeated(times=chance.randint(1, 20), event=Gaussian(noise_multiplier=size(1.5, 50.0)))
+            case 4:
+                return Repeated(times=chance.randint(1, 20), event=Laplace(scale=size(2.0, 50.0)))
+            case _:
+                return ApproxDP(epsilon=chance.randint(10, 1000) / 1000, delta=float(f"{delta / size(10, 1000):.3g}"))
+
+    parts = tuple(part() for _ in range(chance.randint(1, 4)))
+    return parts[0] if len(parts) == 1 else Composed(events=parts)
+
+
+def composed_pld(event: Event, adjacency: Adjacency, *, optimistic: bool) -> Any:
+    whole = privacy_loss_distribution.identity(STEP, pessimistic_estimate=not optimistic)
+    for leaf, times in counted(event).items():
+        part = bracket(leaf, adjacency)[0 if optimistic else 1]
+        if isinstance(leaf, ApproxDP) and not optimistic:  # a label release; this peer has a pair for it
+            part = privacy_loss_distribution.from_privacy_parameters(
+                common.DifferentialPrivacyParameters(leaf.epsilon, leaf.delta), value_discretization_interval=STEP
+            )
+        whole = whole.compose(part.self_compose(times))
+    return whole
+
+
+def prv_accountant_says(event: Event, delta: float) -> tuple[float, float] | None:
+    """Its interval, where it can be had: under add/remove, on a grid that takes neither minutes nor gigabytes."""
+    parts: list[Any] = []
+    counts = list(counted(event).items())
+    for leaf, _ in counts:
+        match leaf:
+            case Gaussian():
+                parts.append(prv_accountant.GaussianMechanism(noise_multiplier=leaf.noise_multiplier))
+            case Laplace():
+                parts.append(prv_accountant.LaplaceMechanism(mu=1 / leaf.scale))
+            case PoissonSampled(event=Gaussian() as inner):
+                parts.append(
+                    prv_accountant.PoissonSubsampledGaussianMechanism(
+                        sampling_probability=leaf.sampling_probability, noise_multiplier=inner.noise_multiplier
+                    )
+                )
+            case _:
+                return None
+    error, delta_error = 0.05, delta * 1e-3
+    times = [count for _, count in counts]
+    reach = compute_safe_domain_size(parts, times, error, delta_error)
+    mesh = error / math.sqrt(sum(times) / 2 * math.log(12 / delta_error))
+    if 2 * reach / mesh > 2**15:
+        return None
+    try:
+        oracle = prv_accountant.PRVAccountant(
+            prvs=parts, max_self_compositions=times, eps_error=error, delta_error=delta_error
+        )
+    except RuntimeError:  # it finds its own quadrature too coarse, and says so
+        return None
+    low, _, high = oracle.compute_epsilon(delta=delta, num_self_compositions=times)
+    return float(low), float(high)
+
+
+def ask_peers(event: Event, delta: float, adjacency: Adjacency, *, both: bool) -> Peers:
+    steps = sum(counted(event).values())
+    uppers = [float(composed_pld(event, adjacency, optimistic=False).get_epsilon_for_delta(delta))]
+    peers = Peers([], uppers, discretisation(uppers[0], delta, steps))
+    if steps <= 50:  # its optimistic losses are rounded down, each by up to STEP
+        peers.lowers.append(float(composed_pld(event, adjacency, optimistic=True).get_epsilon_for_delta(delta)))
+    interval = prv_accountant_says(event, delta) if both and adjacency == "add_remove" else None
+    if interval is not None:
+        peers.lowers.append(interval[0])
+        peers.uppers.append(interval[1])
+    return peers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_brackets_meet_those_of_the_peers_and_are_tight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    compared = 0
+    for number in range(25):
+        adjacency = ADJACENCIES[number % 2]
+        delta = float(f"{10 ** chance.uniform(-10, -2):.3g}")
+        event = random_tree(chance, delta)
+        ours = prv.bracket(event, delta=delta, adjacency=adjacency)
+        peers = ask_peers(event, delta, adjacency, both=number % 4 == 0)
+        case = (event, delta, adjacency, ours, peers)
+        assert ours.remark == "", case
+        assert ours.upper >= max(peers.lowers, default=0.0) * (1 - 1e-9), case
+        assert ours.lower <= min(peers.uppers) * (1 + 1e-9), case
+        if peers.uppers[0] > ours.upper + peers.slack:  # losses much smaller than its step; a finer one must agree
+            with monkeypatch.context() as finer:
+                finer.setattr(sys.modules[__name__], "STEP", STEP / 10)
+                peers = ask_peers(event, delta, adjacency, both=False)
+            case = (event, delta, adjacency, ours, peers)
+        assert ours.lower - 1e-9 <= peers.uppers[0] <= ours.upper + peers.slack, case
+        compared += len(peers.lowers) + len(peers.uppers)
+        truth = max(ours.lower, *peers.lowers, peers.uppers[0] - peers.slack)
+        if 0.05 <= truth <= 20:
+            upper = account(event, delta=delta, adjacency=adjacency).upper
+            if upper > max(1.01 * truth, truth + 0.005):  # nobody's lower bound is close; a grid 8 times finer is
+                converged = prv.upper_bound(event, delta=delta, adjacency=adjacency, precision=prv.PRECISION / 64)
+                truth = max(truth, converged - (upper - converged) / 32)
+            assert upper <= max(1.01 * truth, truth + 0.005), case
+    assert compared >= 25
