@@ -40,7 +40,7 @@ from accountant.events import (
 from accountant.units import exact
 
 _MAX_FOLDS: Final = 10_000  # of identical three-point losses; beyond it the sum takes too long
-_DELTA_MARGIN: Final = 1e-9  # relative error of a summed δ; the analytic Gaussian states its own
+_FOLD_ERROR: Final = 1e-13  # relative error of a summed δ per fold; the analytic Gaussian states its own
 _TINY: Final = 1e-300
 _LEAST_SHIFT: Final = 1e-100  # of a Gaussian; a smaller one is charged like this
 _LARGEST: Final = 10**300  # an ε beyond it is not computed with
@@ -252,7 +252,7 @@ def _solve_three_points(part: _ThreePoints, delta: float) -> Interval:
     largest = float(total) if total <= _LARGEST else math.inf
     caught = math.fsum(times * math.log1p(-float(own)) for own, times in part.deltas)  # ln Π(1 − δ_i)
     # 1 − Π(1 − δ_i) (1 − δ(ε)) ≤ δ  ⇔  δ(ε) ≤ 1 − (1 − δ) / Π(1 − δ_i)
-    slack = 1e-15 * (1 - caught + delta)
+    slack = 1e-15 * (-math.log1p(-delta) - caught)  # both logarithms are right to a few roundings of their own size
     if math.log1p(-delta) - caught > slack:
         return _UNBOUNDED
     spare = -math.expm1(math.log1p(-delta) - caught)
@@ -278,7 +278,7 @@ def _folded(epsilon: float, folds: int) -> Profile:
     def profile(target: float) -> Interval:
         value = float(np.sum(weights * -np.expm1(np.minimum(target - losses, 0.0))))
         # of the weights, and of the differences between losses and target
-        error = _DELTA_MARGIN * value + 4e-16 * (target + losses[0]) * float(np.sum(weights[losses > target]))
+        error = _FOLD_ERROR * (10 + folds) * value + 4e-16 * (target + losses[0]) * float(np.sum(weights[losses > target]))
         return Interval(value - error, value + error)
 
     return profile

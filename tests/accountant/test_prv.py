@@ -680,7 +680,7 @@ UNCOVERED: Final[Mapping[str, tuple[Event, float]]] = {
     "rounding errors are larger than δ": (times(30, sampled(PureDP(epsilon=1.0), 0.5)), 1e-30),
     "losses beyond 500": (times(2, sampled(Gaussian(noise_multiplier=0.03), 0.5)), 1e-5),
     "a loss of more than 500": (times(2, sampled(Laplace(scale=0.001), 0.5)), 1e-5),
-    "a range of": (times(10**5, sampled(PureDP(epsilon=20.0), 0.5)), 1e-5),
+    "need too many points": (times(10**5, sampled(PureDP(epsilon=20.0), 0.5)), 1e-5),
 }
 
 
@@ -710,7 +710,7 @@ def test_another_engine_answers_and_the_account_says_why(reason: str) -> None:
     assert 0 < whole.upper < math.inf
 
 
-@pytest.mark.parametrize("most", [2**12, 2**17])
+@pytest.mark.parametrize("most", [2**10, 2**12])
 def test_too_many_different_parts_have_no_answer(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     event = together(NOISY_STEP, *(Laplace(scale=3.0 + number) for number in range(50)))
     assert account(event, delta=1e-5).engine == "prv"
@@ -799,7 +799,6 @@ def test_trees_of_all_kinds_have_brackets_in_order_and_no_warnings(
     assert whole.lower <= found.upper
 
 
-@pytest.mark.xfail(raises=RuntimeWarning, reason="_merged divides by an excess next to 0 without over='ignore'")
 def test_masses_that_leave_the_range_of_floats_cause_no_warning() -> None:
     rare_step = sampled(Gaussian(noise_multiplier=43.33846005010819), 0.001)
     event = together(Gaussian(noise_multiplier=1.0), rare_step)
@@ -843,7 +842,6 @@ def test_an_upper_bound_on_a_grid_that_does_not_fit_is_loose_but_sound(delta: fl
     assert answers > 20
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="`aliased` is capped at 1, but mass from above may count for more")
 def test_a_lower_bound_on_a_grid_that_does_not_fit_is_loose_but_sound() -> None:
     answers = 0
     for (shift, grid), delta in itertools.product(ill_fitting_grids(), (0.2, 1e-2, 2e-6)):
@@ -854,3 +852,63 @@ def test_a_lower_bound_on_a_grid_that_does_not_fit_is_loose_but_sound() -> None:
             answers += lower > 0
             assert lower == 0 or true >= delta, (shift, grid, delta, lower)
     assert answers > 20
+
+
+# ---------------------------------------------------------------- what a critical read found
+
+
+def test_only_one_direction_of_a_sampled_black_box_gives_everything_away() -> None:
+    """Q against P loses at most ln(1 / (1 − q)); the worse direction of this tree is that one, with ε = 0.193717."""
+    event = together(
+        times(5, sampled(PureDP(epsilon=0.4347869799322911), 0.2524229478331522)),
+        times(2, sampled(ApproxDP(epsilon=1e-6, delta=0.9), 0.003)),
+    )
+    found = account(event, delta=0.03445178090113734)
+    assert found.lower <= 0.193717
+    assert 0.1937 <= found.upper <= 0.1938
+
+
+def test_a_sampled_black_box_with_a_large_delta_is_its_three_points() -> None:
+    event = together(
+        times(4, sampled(ApproxDP(epsilon=0.933, delta=0.13), 0.2155)), times(4, ApproxDP(epsilon=0.0188, delta=1.4e-6))
+    )
+    found = account(event, delta=0.187)
+    assert 0.1288 <= found.upper <= 0.1288 + 0.005  # by exact sums over outcomes
+    assert found.lower <= 0.1288
+
+
+@pytest.mark.parametrize("repetitions", [10**6, 10**7, 5 * 10**7])
+def test_no_valid_event_takes_gigabytes(repetitions: int) -> None:
+    event = together(times(repetitions, PureDP(epsilon=1e-6)), PureDP(epsilon=400.0))
+    with memory_below(600):
+        found = account(event, delta=1e-5)
+    assert 400 <= found.upper <= 401
+
+
+@pytest.mark.parametrize("noise", [0.97, 1.0341086, 1.03410872])
+def test_a_long_run_at_a_tiny_delta_does_not_jump(noise: float) -> None:
+    event = times(10**6, sampled(Gaussian(noise_multiplier=noise), 1e-4))
+    upper = prv.upper_bound(event, delta=1e-12, adjacency="add_remove")
+    assert 0.79 < upper < 0.95  # one grid alone gave 1.25
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+@pytest.mark.parametrize(
+    "event",
+    [
+        Gaussian(noise_multiplier=1.7),
+        times(300, Gaussian(noise_multiplier=20.0)),
+        times(40, PureDP(epsilon=0.1)),
+        times(7, ApproxDP(epsilon=0.3, delta=1e-10)),
+        Laplace(scale=0.8),
+        sampled(Gaussian(noise_multiplier=0.9), 0.05),
+    ],
+    ids=repr,
+)
+def test_what_has_a_closed_form_is_answered_to_nine_digits(event: Event, delta: float, adjacency: Adjacency) -> None:
+    if adjacency == "replace_one" and isinstance(event, PoissonSampled):
+        pytest.skip("one sampled Gaussian has a closed form under add_remove alone")
+    found = account(event, delta=delta, adjacency=adjacency)
+    assert found.engine == "closed_form"
+    assert found.upper - found.lower <= 1e-9 * max(1.0, found.upper)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant import reports
-from accountant.engines import prv
+from accountant.engines import pairs, prv
 from accountant.engines.closed_form import gaussian_delta
 from accountant.errors import InvalidInput
 from accountant.events import (
@@ -108,17 +108,24 @@ def test_a_sketch_never_tells_less_than_the_truth(history: list[Event], epsilon:
         assert prv.bracket(event, delta=delta, adjacency=adjacency).lower <= epsilon
 
 
-def test_what_was_dropped_is_counted() -> None:
-    grid = Report.of(dp_sgd(0.01, 1.0, 200), delta=1e-5)
-    assert isinstance(grid.history, Sketch)
-    kept = grid.history
-    fewer_kept = kept._replace(
-        bands=tuple(  # type: ignore[arg-type]
-            band._replace(low=band.low[:4], dropped=band.dropped + float(np.abs(band.low[4:]).sum()))
-            for band in kept.bands
-        )
-    )
-    assert fewer_kept.delta(0.9) > kept.delta(0.9)
+@pytest.mark.parametrize("kept", [2, 4, 8, 16, 32])
+def test_however_few_frequencies_are_kept_delta_is_not_below_that_of_all(kept: int) -> None:
+    history = Report.of(dp_sgd(0.01, 1.0, 200), delta=1e-5).history
+    assert isinstance(history, Sketch)
+    grid = history.grid
+    counts = prv.pairs_of(pairs.parts(dp_sgd(0.01, 1.0, 200), "add_remove"))
+    laws = prv.composed(counts, grid, "above")
+    kernel = reports._kernel(grid, grid.points // 2 + 1)
+    sizes = np.abs(kernel.first) + np.abs(kernel.second)
+    bands = [
+        band._replace(low=band.low[:kept], dropped=float((np.abs(law.transform) * sizes)[kept:].sum()))
+        for band, law in zip(history.bands, laws, strict=True)
+    ]
+    short = history._replace(bands=(bands[0], bands[1]))
+    for epsilon in (0.0, 0.3, 0.9, 1.5, 3.0):
+        assert short.delta(epsilon) >= history.delta(epsilon) * (1 - 1e-3)
+        true = prv.bracket(dp_sgd(0.01, 1.0, 200), delta=min(0.999, short.delta(epsilon)), adjacency="add_remove")
+        assert true.lower <= epsilon
 
 
 def test_a_young_history_of_atoms_stays_on_the_grid_and_an_old_one_becomes_a_sketch() -> None:
@@ -181,3 +188,14 @@ def test_a_sketch_wants_an_epsilon() -> None:
     assert isinstance(history, Sketch)
     with pytest.raises(InvalidInput, match="epsilon"):
         history.delta(-1.0)
+
+
+@pytest.mark.parametrize("loud", [PureDP(epsilon=400.0), Gaussian(noise_multiplier=0.05)])
+def test_a_release_that_needs_too_many_points_is_reported_by_its_curve(loud: Event) -> None:
+    long = Report.of(
+        Repeated(times=10**6, event=PoissonSampled(sampling_probability=1e-4, event=Gaussian(noise_multiplier=5.0))),
+        delta=1e-5,
+    )
+    report = long.plus(loud)
+    assert report.engine == "rdp"
+    assert 200 < report.epsilon < 500
