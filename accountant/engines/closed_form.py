@@ -277,8 +277,9 @@ def _folded(epsilon: float, folds: int) -> Profile:
 
     def profile(target: float) -> Interval:
         value = float(np.sum(weights * -np.expm1(np.minimum(target - losses, 0.0))))
+        beyond = float(np.sum(weights[losses > target]))
         # of the weights, and of the differences between losses and target
-        error = _FOLD_ERROR * (10 + folds) * value + 4e-16 * (target + losses[0]) * float(np.sum(weights[losses > target]))
+        error = _FOLD_ERROR * (10 + folds) * value + 4e-16 * (target + losses[0]) * beyond
         return Interval(value - error, value + error)
 
     return profile
