@@ -118,6 +118,16 @@ def _kept_release(event: Event, grid: prv.Grid, adjacency: Adjacency) -> tuple[L
     return prv.composed(prv.pairs_of(found), grid, "above") if found else None, prv.log_finite(found)
 
 
+@lru_cache(maxsize=4096)
+def _low_release(event: Event, grid: prv.Grid, adjacency: Adjacency, kept: int) -> tuple[Laws | None, float]:
+    """The same, as far as a sketch of so many frequencies needs it: small enough to keep."""
+    laws, log_finite = _release(event, grid, adjacency)
+    if laws is None:
+        return None, log_finite
+    forward, backward = (replace(law, transform=law.transform[:kept].copy()) for law in laws)
+    return (forward, backward), log_finite
+
+
 def _serves(
     grid: prv.Grid, laws: tuple[prv.Composed | Band, prv.Composed | Band], spare: float, epsilon: float
 ) -> bool:
@@ -239,7 +249,7 @@ class Band(NamedTuple):
     def plus(self, law: prv.Composed) -> Band:
         """With one more release."""
         return Band(
-            self.low * law.transform[: len(self.low)],
+            self.low * law.transform,
             self.cumulant + law.cumulant,
             self.cumulants + law.cumulants,
             self.log_finite + law.log_finite,
@@ -260,7 +270,7 @@ class Sketch(NamedTuple):
 
     def plus(self, event: Event, adjacency: Adjacency) -> Sketch:
         """With one more release."""
-        laws, log_finite = _release(event, self.grid, adjacency)
+        laws, log_finite = _low_release(event, self.grid, adjacency, len(self.bands[0].low))
         if laws is None:
             return self
         bands = (self.bands[0].plus(laws[0]), self.bands[1].plus(laws[1]))
