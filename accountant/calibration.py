@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from accountant import partition, sealed
 from accountant.engines import prove, rdp
@@ -33,6 +33,7 @@ from accountant.events import (
     event_of,
 )
 from accountant.filters import Cost, Filter
+from accountant.searches import closest
 from accountant.units import POSITIVE, POSITIVE_FAILURE_PROBABILITY, Range, nats_down, real, whole
 
 #: Whether an event may run. More noise and fewer steps never turn a yes into a no.
@@ -202,7 +203,7 @@ def calibrate_steps(
             return MAX_TIMES
         times = min(2 * times, MAX_TIMES)
         good, bad = bad, (times, over(times))
-    return _closest(over, good, bad, between=between, done=lambda fits, fails: fails - fits == 1)
+    return closest(over, good, bad, between=between, done=lambda fits, fails: fails - fits == 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,46 +253,13 @@ def _least_proved(release: Callable[[float], Event], goal: _Goal) -> float:
             return noise
         noise = max(noise / 1.25, LEAST_NOISE)
         good, bad = bad, (noise, over(noise))
-    return _closest(
+    return closest(
         over,
         good,
         bad,
         between=lambda fits, fails, share: fits * (fails / fits) ** share,
         done=lambda fits, fails: fits <= fails * (1 + _PRECISION),
     )
-
-
-_Number = TypeVar("_Number", int, float)
-
-
-def _closest(
-    over: Callable[[_Number], float],
-    good: tuple[_Number, float],
-    bad: tuple[_Number, float],
-    *,
-    between: Callable[[_Number, _Number, float], _Number],
-    done: Callable[[_Number, _Number], bool],
-) -> _Number:
-    """The last parameter that fits before one that fails, by false position with the Illinois rule.
-
-    `good` and `bad` are parameters with what is over there. What is returned was found to fit, so the promise holds
-    even where `over` is not quite monotone.
-    """
-    (fits, over_fits), (fails, over_fails) = good, bad
-    last = 0
-    while not done(fits, fails):
-        share = over_fits / (over_fits - over_fails) if math.isfinite(over_fits - over_fails) else 0.5
-        middle = between(fits, fails, min(max(share, 0.001), 0.999))
-        value = over(middle)
-        side = -1 if value <= 0 else 1
-        if side < 0:
-            fits, over_fits = middle, value
-            over_fails /= 2 if last == side else 1
-        else:
-            fails, over_fails = middle, value
-            over_fits /= 2 if last == side else 1
-        last = side
-    return fits
 
 
 def least_noise_multiplier(fits: Fits, *, sampling_probability: float = 1.0, steps: int = 1) -> float:

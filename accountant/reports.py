@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from accountant.engines import pairs, prv, rdp
 from accountant.engines.pairs import Uncovered
 from accountant.events import Adjacency, Composed, Event, Leaf, Repeated, adjacency_of, counted, event_of
+from accountant.searches import closest
 from accountant.units import NOT_NEGATIVE, POSITIVE_FAILURE_PROBABILITY, real
 
 CONDITION: Final = "valid only if the schedule was fixed in advance"
@@ -164,7 +165,7 @@ class OnGrid(NamedTuple):
 
     def sketch(self, epsilon: float, delta: float) -> Sketch | None:
         """The lowest frequencies, as many as δ near this ε needs; None while those are too many."""
-        kernel = _kernel(self.grid, self.grid.points // 2 + 1)
+        kernel = _kernel.__wrapped__(self.grid, self.grid.points // 2 + 1)  # used once, and too large to keep
         # what all frequencies from each on may add to δ, whatever ε
         sizes = np.abs(kernel.first) + np.abs(kernel.second)
         tails = [np.cumsum((np.abs(law.transform) * sizes)[::-1])[::-1] for law in self.laws]
@@ -306,20 +307,13 @@ class Sketch(NamedTuple):
                 raise Uncovered("rounding errors are larger than δ")
             low, over_low, high = high, over_high, 2 * high
             over_high = self._over(high, delta)
-        last = 0
-        while high - low > _PRECISION * (1 + low):
-            share = over_low / (over_low - over_high)
-            middle = low + (high - low) * min(max(share, 0.01), 0.99)
-            over = self._over(middle, delta)
-            side = 1 if over > 0 else -1
-            if side > 0:
-                low, over_low = middle, over
-                over_high /= 2 if last == side else 1
-            else:
-                high, over_high = middle, over
-                over_low /= 2 if last == side else 1
-            last = side
-        return high
+        return closest(
+            lambda epsilon: self._over(epsilon, delta),
+            (high, over_high),
+            (low, over_low),
+            between=lambda fits, fails, share: fits + (fails - fits) * share,
+            done=lambda fits, fails: fits - fails <= _PRECISION * (1 + fails),
+        )
 
     def _over(self, epsilon: float, delta: float) -> float:
         return math.log(self.delta(epsilon) / delta)

@@ -255,7 +255,7 @@ def adaptivity() -> None:
     """How many DP-SGD steps a budget admits when each is chosen after the last, and when all are fixed beforehand."""
     row = "{:>4}{:>14}{:>17}{:>13}{:>13}{:>14}{:>17}"
     print(f"\nADAPTIVITY: DP-SGD steps (noise multiplier 1, q = {Q}) within (ε, {DELTA:g})")
-    print(row.format("ε", "gate, mixed", "gate, gaussian", "plan, RDP", "plan, PLD", "mixed : PLD", "gaussian : PLD"))
+    print(row.format("ε", "gate, mixed", "gate, gaussian", "plan, Stint", "plan, PLD", "mixed : PLD", "gaussian : PLD"))
     for epsilon in (8.0, 3.0, 1.0):
         mixed, gaussian = admitted(epsilon, "mixed"), admitted(epsilon, "gaussian")
         plan = calibrate_steps(epsilon=epsilon, delta=DELTA, noise_multiplier=1.0, sampling_probability=Q)

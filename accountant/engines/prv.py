@@ -36,7 +36,7 @@ Counts: TypeAlias = Mapping[Pair, int]
 MAX_POINTS: Final = 2**21  # of one part: some hundred megabytes while it is put on its mesh
 MAX_WORK: Final = 2**24  # points of all parts together: some seconds
 _SMALL_POINTS: Final = 2**15
-KEPT_POINTS: Final = 2**16  # laws and transforms of more are not kept: with the sizes of the caches, 300 MB at most
+KEPT_POINTS: Final = 2**16  # transforms of more are not kept; of this many, a part or a release takes 1 MB of its cache
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
 _LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
@@ -122,7 +122,7 @@ def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
     infinite = -math.expm1(log_finite(attained)) * (1 - 1e-8)
     counts: dict[Pair, int] = {}
     for part, times in attained.items():
-        if part.attained is not None and part.attained != pairs.NOTHING:
+        if part.attained and part.attained != pairs.NOTHING:
             counts[part.attained] = counts.get(part.attained, 0) + times
     spare = (delta - infinite) / (1 - infinite) * (1 + 1e-12)
     if not counts or spare <= 0:
