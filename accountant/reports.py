@@ -134,7 +134,7 @@ def _serves(
 ) -> bool:
     """Whether the grid is still fine and long enough."""
     return (
-        laws[0].steps * grid.tail <= prv.NEGLIGIBLE * spare
+        laws[0].steps * grid.tail <= prv.CUT_OFF * spare
         and grid.mesh <= _ROOM * prv.mesh_for(laws[0].steps, spare, epsilon)
         and all(prv.width_for(law.cumulants, grid.place, spare, epsilon / 2) <= grid.width for law in laws)
     )

@@ -45,18 +45,20 @@ PRECISION: Final = 3e-5  # of ε, relative, for the choice of the mesh
 TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
 _LARGEST_EXPONENT: Final = 690.0
 _ROUNDING: Final = 2.0**-53
-_BUTTERFLY: Final = 6 * _ROUNDING  # error of one stage of a transform, of a law of mass 1
+_BUTTERFLY: Final = 6  # roundings: error of one stage of a transform, of a law of mass 1
 NEGLIGIBLE: Final = 1e-6  # of δ
 _TOLERABLE: Final = 1e-3  # of δ; where errors are larger, another grid is tried
 _TINY: Final = 1e-3  # an ε that need not be found better
 _MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
-_TAILS: Final = (1e-15, 1e-20, 1e-30, 1e-60)
+CUT_OFF: Final = 1e-5  # of δ: losses so rare count as infinite, else the tilted law would be of nothing but them
+_TAILS: Final = tuple(10.0**-digits for digits in (*range(15, 30), 40, 60))
 
 
 class Grid(NamedTuple):
     """`points` places at multiples of `mesh`, for laws tilted by e^(tilt · loss) and cut off where `tail` is left.
 
-    Cumulants come from laws on the `coarse` mesh.
+    Cumulants come from laws on the `coarse` mesh. Transforms are `extended` to more digits than a double has where the
+    machine can do it: after a million steps doubles are wrong by more than a tiny δ.
     """
 
     mesh: float
@@ -64,6 +66,7 @@ class Grid(NamedTuple):
     tilt: float
     tail: float
     coarse: float
+    extended: bool = False
 
     @property
     def place(self) -> int:
@@ -102,7 +105,11 @@ def _upper(found: Mapping[Part, int], delta: float, precision: float = PRECISION
     spare = finite_share(log_finite(found), delta)
     solutions: list[tuple[float, Grid]] = []
     problem = _too_costly(counts)
-    for grid in chain(_grids(counts, spare, precision), _grids(counts, spare, 30 * precision)):
+    for grid in chain(
+        _grids(counts, spare, precision),
+        _grids(counts, spare, precision, extended=True),
+        _grids(counts, spare, 30 * precision, extended=True),
+    ):
         try:
             solution = _solution(composed(counts, grid, "above"), grid, spare)
         except Uncovered as reason:
@@ -167,7 +174,7 @@ def _too_costly(counts: Counts) -> Uncovered:
     return Uncovered(f"{len(counts):,} different parts of {sum(counts.values()):,} steps need too many points")
 
 
-def _grids(counts: Counts, spare: float, precision: float = PRECISION) -> Iterator[Grid]:
+def _grids(counts: Counts, spare: float, precision: float = PRECISION, *, extended: bool = False) -> Iterator[Grid]:
     """Grids that are fine and long enough, and no finer than that, so that others share them; the shortest first.
 
     There is none where all would be too costly.
@@ -175,7 +182,8 @@ def _grids(counts: Counts, spare: float, precision: float = PRECISION) -> Iterat
     steps = sum(counts.values())
     if steps > _MAX_STEPS:
         raise Uncovered(f"{steps:,} steps, and at most {_MAX_STEPS:,} are composed numerically")
-    tail = next((tail for tail in _TAILS if steps * tail <= NEGLIGIBLE * spare), None)
+    cut_off = _TOLERABLE if extended else CUT_OFF
+    tail = next((tail for tail in _TAILS if steps * tail <= cut_off * spare), None)
     if tail is None:
         raise Uncovered("δ is too small")
     if not _is_affordable(counts, _coarse_mesh(steps), tail):
@@ -204,7 +212,7 @@ def _grids(counts: Counts, spare: float, precision: float = PRECISION) -> Iterat
     for place, width in ((by_width[0], first), *((place, widths[place]) for place in by_width)):
         points = _length(max(min(width / mesh, 1e9), 64.0))
         if points <= MAX_POINTS and points * len(counts) <= MAX_WORK:
-            yield Grid(mesh, points, float(TILTS[place]), tail, _coarse_mesh(steps))
+            yield Grid(mesh, points, float(TILTS[place]), tail, _coarse_mesh(steps), extended)
 
 
 def _is_affordable(counts: Counts, mesh: float, tail: float) -> bool:
@@ -336,10 +344,12 @@ class Composed:
 
     def rounding(self, points: int) -> float:
         """How far rounding moves any mass of the law."""
-        return rounding(points, few=self.few, many=self.many, size=float(np.abs(self.transform).mean()))
+        unit = float(np.finfo(self.transform.real.dtype).eps) / 2
+        size = float(np.abs(self.transform).mean())
+        return rounding(points, few=self.few, many=self.many, size=size, unit=unit)
 
 
-def rounding(points: int, *, few: int, many: int, size: float) -> float:
+def rounding(points: int, *, few: int, many: int, size: float, unit: float = _ROUNDING) -> float:
     """How far rounding moves any mass of a law whose transform has the mean absolute value `size`.
 
     A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
@@ -347,7 +357,7 @@ def rounding(points: int, *, few: int, many: int, size: float) -> float:
     to the values.
     """
     of_parts = few + many * (2 * size + 1e-15) + size
-    return _BUTTERFLY * (math.log2(points) + 2) * of_parts + 8 * _ROUNDING * (few + many) * size
+    return unit * (_BUTTERFLY * (math.log2(points) + 2) * of_parts + 8 * (few + many) * size)
 
 
 def composed(counts: Counts, grid: Grid, side: Side) -> tuple[Composed, Composed]:
@@ -382,7 +392,7 @@ def _transformed(law: Law, cumulants: Floats, grid: Grid) -> Composed:
         raise Uncovered("a loss is too large for the tilt of the grid")
     tilted = law.mass * np.exp(grid.tilt * grid.mesh * np.arange(law.first, law.first + len(law.mass)))
     total = float(tilted.sum())
-    folded = np.zeros(-(-len(tilted) // grid.points) * grid.points)
+    folded = np.zeros(-(-len(tilted) // grid.points) * grid.points, np.longdouble if grid.extended else np.float64)
     folded[: len(tilted)] = tilted / total
     rolled = np.roll(folded.reshape(-1, grid.points).sum(axis=0), law.first % grid.points)
     return Composed(
@@ -435,14 +445,14 @@ def _profile(law: Composed, grid: Grid, spare: float) -> _Profile:
     index = np.arange(start, top + 1)
     offset: Floats = (index - start) * np.float64(mesh)
     shrink = math.exp(log_scale) * np.exp(-tilt * offset)
-    weight = fft.irfft(law.transform, points)[index % points] * shrink
+    weight = fft.irfft(law.transform, points)[index % points].astype(np.float64) * shrink
     odds = np.exp(offset)
     first, second = _sums_above(weight), _sums_above(weight / odds)
     error = (
         law.rounding(points) / -math.expm1(-tilt * mesh) * shrink
         + aliased(law.cumulants, grid.place, grid.width, base + offset)
         + NEGLIGIBLE * spare  # beyond the top
-        + 4 * points * _ROUNDING * np.abs(first)
+        + (4 * points + 16 * law.steps) * _ROUNDING * np.abs(first)  # of sums, and of each step's masses
     )
     return _Profile(base, offset, first, second, first - odds * second, error)
 
