@@ -19,7 +19,7 @@ All comparisons are exact, on the integers of `accountant.units`: costs are roun
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -240,6 +240,10 @@ class Filter:
     def meter(self, total: Cost) -> float:
         """The smallest ε under which this filter, with the same orders, weights and δ, would admit `total`."""
         return nats_up(self._meter_units(total))
+
+    def highest(self, totals: Iterable[Cost]) -> float:
+        """The reading of the worst-off; 0 if there is nobody."""
+        return nats_up(max(map(self._meter_units, totals), default=0))
 
     def _meter_units(self, total: Cost) -> int:
         if total == self.nothing:

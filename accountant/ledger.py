@@ -250,37 +250,37 @@ def propose(
             "delta", delta, Range(f"0 to {most:g}, the budget's share for it", lambda value: 0 <= value <= most)
         )
     cohorts = ledger.cohorts
-    regions = [_Region(*region, cohorts.touched(region[1])) for region in _regions(charges)]
-    dues = list(_dues(rules, charges, regions))
+    cut = [_Region(*region, cohorts.touched(region[1])) for region in regions(charges)]
+    dues = list(_dues(rules, charges, cut))
     if len({_composed(charges, due.charges) for due in dues}) > MAX_COLLAPSES:
         delta = 0.0
     prices = [
         sealed.choose(due.budget, _composed(charges, due.charges), rules.adjacency, due.standings, delta=delta)
         for due in dues
     ]
-    shortfalls = list(_shortfalls(regions, dues, prices))
+    shortfalls = list(_shortfalls(cut, dues, prices))
     exhausted = {(short.region, short.history): short.datapoints for short in shortfalls}
-    datapoints, trimmed = sum(len(region.scope) for region in regions), sum(exhausted.values())
+    datapoints, trimmed = sum(len(region.scope) for region in cut), sum(exhausted.values())
 
     reasons = tuple(_reasons(rules, shortfalls))
     denied = trimmed and (rules.on_exhausted == "deny" or trimmed == datapoints)
-    parts = () if denied else _parts(cohorts, regions, dues, prices, exhausted)
+    parts = () if denied else _parts(cohorts, cut, dues, prices, exhausted)
     standings = {
         (total, price.cost)
         for due, price in zip(dues, prices, strict=True)
         if due.ledger == LIFELONG
-        for (history, _), total in zip(regions[due.region].touched, due.totals, strict=True)
+        for (history, _), total in zip(cut[due.region].touched, due.totals, strict=True)
         if denied or (due.region, history) not in exhausted
     }
     return Decision(
         hold=None if denied else Held(release=release, charges=tuple(charges), parts=parts),
-        quotes=tuple(_quotes(regions, dues, prices)),
+        quotes=tuple(_quotes(cut, dues, prices)),
         reasons=reasons if denied else (),
-        advice=tuple(_advice(rules, charges, regions, dues, exhausted, delta=delta)) if denied else (),
+        advice=tuple(_advice(rules, charges, cut, dues, exhausted, delta=delta)) if denied else (),
         datapoints=datapoints,
         trimmed=0 if denied else trimmed,
-        epsilon_before=max((rules.lifelong.meter(total) for total, _ in standings), default=0.0),
-        epsilon_after=max((rules.lifelong.meter(total + cost) for total, cost in standings), default=0.0),
+        epsilon_before=rules.lifelong.highest(total for total, _ in standings),
+        epsilon_after=rules.lifelong.highest(total + cost for total, cost in standings),
     )
 
 
@@ -326,10 +326,15 @@ def replay(entries: Iterable[Entry], *, rules: Rules | None = None) -> Ledger:
     ledger = Ledger()
     for entry in entries:
         if rules is not None and isinstance(entry, Held):
-            _check_prices(rules, entry)
-            _check_admission(ledger, rules, entry)
+            check(ledger, rules, entry)
         apply(ledger, entry)
     return ledger
+
+
+def check(ledger: Ledger, rules: Rules, held: Held) -> None:
+    """Refuse a hold that the gate would not have made of these charges, at this point of the log."""
+    _check_prices(rules, held)
+    _check_admission(ledger, rules, held)
 
 
 def _check_prices(rules: Rules, held: Held) -> None:
@@ -372,7 +377,7 @@ def _check_admission(ledger: Ledger, rules: Rules, held: Held) -> None:
         for history, _ in ledger.cohorts.touched(part.scope):
             for name, cost in part.spending:
                 budget = rules.ledgers[name]
-                if not budget.admits(_standing(budget, history, name) + cost):
+                if not budget.admits(standing(budget, history, name) + cost):
                     raise InvalidInput("hold", held.release, f"a hold that ledger {name!r} admits")
     if charged != scopes and not (rules.on_exhausted == "trim" and charged and charged.issubset(scopes)):
         raise InvalidInput("parts", held.release, f"all {len(scopes):,} datapoints that its charges touch")
@@ -416,7 +421,7 @@ class _Shortfall(NamedTuple):
     total: Cost
 
 
-def _regions(charges: Sequence[Charge]) -> list[tuple[tuple[int, ...], BitMap]]:
+def regions(charges: Sequence[Charge]) -> list[tuple[tuple[int, ...], BitMap]]:
     """The scopes cut into disjoint sets, each with the charges that touch it."""
     regions: list[tuple[tuple[int, ...], BitMap]] = []
     for number, charge in enumerate(charges):
@@ -434,9 +439,8 @@ def _regions(charges: Sequence[Charge]) -> list[tuple[tuple[int, ...], BitMap]]:
 def _naming(rules: Rules, charges: Sequence[Charge], touch: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The ledgers that these charges touch, and which of them count there."""
     yield LIFELONG, touch
-    for task in rules.tasks:
-        if naming := tuple(number for number in touch if charges[number].task == task):
-            yield task, naming
+    for task in sorted({task for number in touch if (task := charges[number].task) and task in rules.tasks}):
+        yield task, tuple(number for number in touch if charges[number].task == task)
 
 
 def _composed(charges: Sequence[Charge], numbers: tuple[int, ...]) -> Event:
@@ -447,14 +451,14 @@ def _dues(rules: Rules, charges: Sequence[Charge], regions: Sequence[_Region]) -
     ledgers = rules.ledgers
     for number, region in enumerate(regions):
         for ledger, naming in _naming(rules, charges, region.charges):
-            totals = [_standing(ledgers[ledger], history, ledger) for history, _ in region.touched]
+            totals = [standing(ledgers[ledger], history, ledger) for history, _ in region.touched]
             standings = Counter[Cost]()
             for total, (_, datapoints) in zip(totals, region.touched, strict=True):
                 standings[total] += datapoints
             yield _Due(number, ledger, ledgers[ledger], naming, totals, standings)
 
 
-def _standing(budget: Filter, history: History, ledger: str) -> Cost:
+def standing(budget: Filter, history: History, ledger: str) -> Cost:
     """Committed and held together: a hold counts in full."""
     total = budget.nothing
     for cost in (history.committed_in(ledger), history.held_in(ledger)):

@@ -1,0 +1,615 @@
+"""Everything that a population's log says, as one value that the log alone leads to.
+
+A log is a list of bodies: JSON documents with a `kind`, in the order in which they were chained. `Book.apply` changes
+the book as a body says, and decides nothing; the functions that decide (`Book.propose`, `Book.register`, …) change
+nothing and return the body to append. So a service that stores bodies and applies them, and an auditor who replays
+them, arrive at the same book. With `verify`, every decision is made again on the way.
+
+Bodies hold no keys of datapoints, only ordinals, so that a key can be forgotten while the log stays as it is. Scopes
+are written as they were proposed (`{"task": …}` stays a reference to an immutable task), so an entry is small however
+many datapoints it touches. Integers that may pass 2⁵³ are text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from pyroaring import BitMap, FrozenBitMap
+
+from accountant import chain, ledger
+from accountant.canonical import canonical, from_canonical
+from accountant.chain import Chain, Link
+from accountant.cohorts import MAX_DATAPOINTS
+from accountant.errors import BrokenChain, InvalidDocument, InvalidInput
+from accountant.events import Adjacency, adjacency_of, event_from_json, event_to_json
+from accountant.filters import Cost, Filter, Preset
+from accountant.guarantees import ProofStatus, Unit
+from accountant.ledger import Charge, Decision, Held, Ledger, OnExhausted, Part, Rules
+from accountant.sealed import Collapsed
+from accountant.units import exact, whole
+
+Document: TypeAlias = Mapping[str, Any]
+Body: TypeAlias = dict[str, Any]
+PopulationStatus: TypeAlias = Literal["open", "frozen", "closed"]
+ReleaseStatus: TypeAlias = Literal["held", "denied", "committed", "expired", "voided"]
+Lookup: TypeAlias = Callable[[Sequence[str]], FrozenBitMap]
+
+MAX_TASKS: Final = 100_000
+MAX_PARTS: Final = 100
+MAX_RANGES: Final = 100_000
+MAX_UNION: Final = 100
+_STATUSES: Final[tuple[ProofStatus, ...]] = get_args(ProofStatus)
+
+
+# ---------------------------------------------------------------- values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What is allowed now: at most what was promised, and the rules on mechanisms and exhausted datapoints."""
+
+    version: int
+    budget: Filter
+    on_exhausted: OnExhausted = "deny"
+    accepts: tuple[ProofStatus, ...] = ("proved",)
+    named_scopes: bool = False  # whether a pipeline may name single datapoints, by key or bitmap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A named subset of the population with named parts; it may have a budget of its own."""
+
+    name: str
+    members: FrozenBitMap
+    parts: Mapping[str, FrozenBitMap]
+    budget: Filter | None
+    number: int  # of the entry that made it
+
+
+@dataclass(slots=True, kw_only=True)
+class Release:
+    """What became of a release; its charges are in the entry `number`."""
+
+    id: str
+    kind: str
+    status: ReleaseStatus
+    number: int
+    datapoints: int
+    expires_at: str | None = None
+    resolved: int | None = None  # the entry that ended its hold
+    artifact: Document | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Book:
+    """A population as its log tells it. Make one with `Book.of` and the first body, then `apply` the others."""
+
+    name: str
+    unit: Unit
+    adjacency: Adjacency
+    promise: Filter
+    policy: Policy
+    chain: Chain
+    status: PopulationStatus = "open"
+    tasks: dict[str, Task] = field(default_factory=dict)
+    releases: dict[str, Release] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    erased: set[int] = field(default_factory=set)
+    arrivals: int = 0  # where the next task of arrivals begins
+    _rules: Rules | None = None
+
+    @classmethod
+    def of(cls, body: bytes) -> Book:
+        """The book of a log with this first body."""
+        document = from_canonical(body)
+        _kind_is(document, "population.created")
+        promise = filter_from(document["promise"])
+        return cls(
+            name=document["population"],
+            unit=document["unit"],
+            adjacency=adjacency_of(document["adjacency"]),
+            promise=promise,
+            policy=_policy_from(document["policy"], promise),
+            chain=chain.begin(document["population"]).append(body),
+        )
+
+    @property
+    def size(self) -> int:
+        """How many datapoints were registered."""
+        return self.ledger.cohorts.size
+
+    @property
+    def number(self) -> int:
+        """The number of the last entry."""
+        return self.chain.link.number
+
+    @property
+    def rules(self) -> Rules:
+        """What decides on a release now."""
+        if self._rules is None:
+            self._rules = Rules(
+                lifelong=self.policy.budget,
+                adjacency=self.adjacency,
+                tasks=MappingProxyType({name: task.budget for name, task in self.tasks.items() if task.budget}),
+                on_exhausted=self.policy.on_exhausted,
+            )
+        return self._rules
+
+    def apply(self, body: bytes) -> None:
+        """Change the book as the next body of its log says."""
+        document = from_canonical(body)
+        self._apply(document, self.held_from(document) if document["kind"] == "release.held" else None)
+        self.chain = self.chain.append(body)
+
+    def _apply(self, document: Document, held: Held | None) -> None:
+        number = self.number + 1
+        match document["kind"]:
+            case "datapoints.registered":
+                ledger.apply(self.ledger, ledger.Registered(count=document["count"]))
+            case "datapoint.erased":
+                self.erased.add(document["ordinal"])
+            case "datapoint.returned":
+                self.erased.discard(document["ordinal"])
+            case "task.created":
+                self._add(self._task_from(document, number))
+            case "policy.changed":
+                self.policy = _policy_from(document["policy"], self.promise)
+                self._rules = None
+            case "population.frozen" | "population.opened" | "population.closed" as kind:
+                self.status = kind.removeprefix("population.").replace("opened", "open")
+            case "release.held":
+                assert held is not None
+                ledger.apply(self.ledger, held)
+                self._record(document, "held", number, sum(len(part.scope) for part in held.parts))
+            case "release.denied":
+                self.ledger.statuses[document["release"]] = "voided"  # the name is used up, and nothing was held
+                self._record(document, "denied", number, document["datapoints"])
+            case "release.committed":
+                ledger.apply(self.ledger, ledger.Committed(release=document["release"]))
+                self._resolve(document, "committed", number)
+            case "release.voided":
+                ledger.apply(self.ledger, ledger.Voided(release=document["release"]))
+                self._resolve(document, "voided", number)
+            case "release.expired":
+                ledger.apply(self.ledger, ledger.Expired(release=document["release"]))
+                self._resolve(document, "expired", number)
+            case "artifact.attached":
+                self.releases[document["release"]].artifact = document["artifact"]
+            case kind:
+                raise InvalidDocument("kind", kind, "a kind of entry that this version knows")
+
+    def _add(self, task: Task) -> None:
+        self.tasks[task.name] = task
+        self.arrivals = max(self.arrivals, task.members.max() + 1)
+        self._rules = None
+
+    def _record(self, document: Document, status: ReleaseStatus, number: int, datapoints: int) -> None:
+        self.releases[document["release"]] = Release(
+            id=document["release"],
+            kind=document["release_kind"],
+            status=status,
+            number=number,
+            datapoints=datapoints,
+            expires_at=document.get("expires_at"),
+        )
+
+    def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
+        release = self.releases[document["release"]]
+        release.status, release.resolved = status, number
+        release.artifact = document.get("artifact")
+
+    # ------------------------------------------------------------ deciding
+
+    def propose(
+        self,
+        *,
+        release: str,
+        charges: Sequence[Charge],
+        delta: float | None = None,
+        on_exhausted: OnExhausted | None = None,
+    ) -> Decision:
+        """Decide on a release under the policy of now; see `ledger.propose`."""
+        rules = self.rules if on_exhausted is None else replace(self.rules, on_exhausted=on_exhausted)
+        return ledger.propose(self.ledger, rules, release=release, charges=charges, delta=delta)
+
+    def charge(self, document: Document, *, path: str, keys: Lookup | None = None) -> tuple[Charge, Body]:
+        """A charge of a proposal, and how its entry will spell it; `keys` finds the datapoints that have them."""
+        if not isinstance(document, Mapping) or set(document) != {"scope", "event"}:
+            raise InvalidDocument(path, document, "an object with scope and event")
+        scope, task, spelled = self.scope(document["scope"], path=f"{path}.scope", keys=keys)
+        try:
+            event = event_from_json(document["event"])
+        except InvalidInput as problem:
+            raise InvalidDocument(f"{path}.event.{problem.argument}", problem.value, problem.expected) from None
+        spelling: Body = {"scope": spelled, "event": event_to_json(event)}
+        return Charge(scope=scope, event=event, task=task), spelling
+
+    def scope(
+        self, document: Document, *, path: str = "scope", keys: Lookup | None = None
+    ) -> tuple[FrozenBitMap, str | None, Body]:
+        """Who a scope means, the task that it names, and its spelling in a log."""
+        found, named, spelled = self._scope(document, path, keys)
+        if not found:
+            raise InvalidDocument(path, document, "a scope that touches somebody")
+        if found.max() >= self.size:
+            raise InvalidDocument(path, found.max(), f"ordinals below the number of datapoints, {self.size}")
+        if len(named) > 1:
+            raise InvalidDocument(path, sorted(named), "at most one task; make a charge for each")
+        return found, next(iter(named), None), spelled
+
+    def _scope(
+        self, document: Document, path: str, keys: Lookup | None, *, inside: bool = False
+    ) -> tuple[FrozenBitMap, set[str], Body]:
+        match document:
+            case {"task": str(name), **rest} if set(rest) <= {"part"}:
+                return self._members(name, rest.get("part"), path), {name}, dict(document)
+            case {"ranges": list(ranges), **rest} if not rest:
+                return _ranges(ranges, f"{path}.ranges"), set(), {"ranges": [list(each) for each in ranges]}
+            case {"bitmap": str(text), **rest} if not rest:
+                return bitmap_from(text, f"{path}.bitmap"), set(), {"bitmap": text}
+            case {"keys": list(names), **rest} if not rest and keys is not None:
+                found = keys(names)
+                return found, set(), {"bitmap": bitmap_to(found)}
+            case {"union": list(parts), **rest} if not rest and not inside:
+                if not 1 <= len(parts) <= MAX_UNION:
+                    raise InvalidDocument(f"{path}.union", len(parts), f"1 to {MAX_UNION} scopes")
+                scopes = [
+                    self._scope(part, f"{path}.union[{place}]", keys, inside=True) for place, part in enumerate(parts)
+                ]
+                named = set().union(*(tasks for _, tasks, _ in scopes))
+                spelled = [spelling for _, _, spelling in scopes]
+                return FrozenBitMap().union(*(some for some, _, _ in scopes)), named, {"union": spelled}
+            case _:
+                expected = "a task (and a part of it), ranges, a bitmap, keys, or a union of those"
+                raise InvalidDocument(path, document, expected)
+
+    def _members(self, name: str, part: object, path: str) -> FrozenBitMap:
+        task = self.tasks.get(name)
+        if task is None:
+            raise InvalidDocument(f"{path}.task", name, "a task of this population")
+        if part is None:
+            return task.members
+        if not isinstance(part, str) or part not in task.parts:
+            raise InvalidDocument(f"{path}.part", part, f"a part of task {name!r}: {', '.join(task.parts) or 'none'}")
+        return task.parts[part]
+
+    def task(
+        self,
+        *,
+        name: str,
+        members: Document,
+        parts: Mapping[str, Document],
+        budget: Filter | None,
+        keys: Lookup | None = None,
+    ) -> tuple[Task, Body]:
+        """A new task, and the body that makes it. `{"next": n}` are the n arrivals after those of all tasks so far."""
+        if not isinstance(name, str) or not 1 <= len(name) <= ledger.MAX_NAME:
+            raise InvalidInput("name", name, f"a name of 1 to {ledger.MAX_NAME} characters")
+        if name in self.tasks:
+            raise InvalidInput("name", name, "a name that no task of this population has")
+        if len(self.tasks) >= MAX_TASKS:
+            raise InvalidInput("name", name, f"at most {MAX_TASKS:,} tasks in a population")
+        if len(parts) > MAX_PARTS:
+            raise InvalidInput("parts", len(parts), f"at most {MAX_PARTS} parts")
+        if set(members) == {"next"}:
+            count = whole("members.next", members["next"], least=1, most=MAX_DATAPOINTS)
+            if self.arrivals + count > self.size:
+                left = self.size - self.arrivals
+                raise InvalidInput("members.next", count, f"at most {left:,}, the arrivals that are in no task yet")
+            members = {"ranges": [[self.arrivals, self.arrivals + count]]}
+        spelled: dict[str, Body] = {}
+        found, _, spelled_members = self.scope(members, path="members", keys=keys)
+        for part, document in parts.items():
+            if not 1 <= len(part) <= ledger.MAX_NAME:
+                raise InvalidInput("parts", part, f"names of 1 to {ledger.MAX_NAME} characters")
+            some, _, spelled[part] = self.scope(document, path=f"parts.{part}", keys=keys)
+            if not some.issubset(found):
+                raise InvalidDocument(f"parts.{part}", len(some - found), "members of the task, and nobody else")
+        body: Body = {"kind": "task.created", "task": name, "members": spelled_members, "parts": spelled}
+        if budget is not None:
+            body["budget"] = filter_to(budget)
+        return self._task_from(body, self.number + 1), body
+
+    def _task_from(self, document: Document, number: int) -> Task:
+        return Task(
+            name=document["task"],
+            members=self.scope(document["members"])[0],
+            parts=MappingProxyType({name: self.scope(part)[0] for name, part in document["parts"].items()}),
+            budget=filter_from(document["budget"]) if "budget" in document else None,
+            number=number,
+        )
+
+    def overlaps(self, task: Task) -> dict[str, int]:
+        """How many datapoints each other task shares with this one; they pay for both."""
+        shared = {
+            name: task.members.intersection_cardinality(other.members)
+            for name, other in self.tasks.items()
+            if name != task.name
+        }
+        return {name: count for name, count in shared.items() if count}
+
+    def lowered(self, *, epsilon: float | None = None, delta: float | None = None) -> Filter:
+        """The budget of a policy that promises less: the same orders and weights, with a smaller ε or δ."""
+        promise, now = self.promise, self.policy.budget
+        epsilon, delta = now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
+        for name, value, most in (("epsilon", epsilon, now.epsilon), ("delta", delta, now.delta)):
+            if value > most:
+                raise InvalidInput(name, value, f"at most {most:g}: a promise is never raised")
+        share = Fraction(1) if promise.delta == 0 else exact(delta) / exact(promise.delta)
+        return Filter(
+            epsilon=float(epsilon),
+            delta=float(delta),
+            orders=promise.orders,
+            weights=promise.weights,
+            delta_filter=promise.delta_filter * share,
+            delta_parts=promise.delta_parts * share,
+        )
+
+    # ------------------------------------------------------------ the log
+
+    def held_body(
+        self, decision: Decision, *, kind: str, charges: Sequence[Body], expires_at: str | None, declared: Document
+    ) -> Body:
+        """The body of an admitted release."""
+        held = decision.hold
+        assert held is not None
+        touched = BitMap().union(*(charge.scope for charge in held.charges))
+        trimmed = touched - BitMap().union(*(part.scope for part in held.parts))
+        body: Body = {
+            "kind": "release.held",
+            "release": held.release,
+            "release_kind": kind,
+            "charges": list(charges),
+            "parts": [
+                {
+                    "touch": part.touch.decode(),
+                    "spending": {name: _cost_to(cost) for name, cost in part.spending},
+                    "collapsed": {name: _collapsed_to(each) for name, each in part.collapsed},
+                }
+                for part in held.parts
+            ],
+            "declared": dict(declared),
+            "policy": self.policy.version,
+        }
+        if trimmed:
+            body["trimmed"] = bitmap_to(trimmed)
+        if expires_at is not None:
+            body["expires_at"] = expires_at
+        return body
+
+    def denied_body(
+        self, decision: Decision, *, release: str, kind: str, charges: Sequence[Body], declared: Document
+    ) -> Body:
+        """The body of a release that was refused by the gate."""
+        return {
+            "kind": "release.denied",
+            "release": release,
+            "release_kind": kind,
+            "charges": list(charges),
+            "datapoints": decision.datapoints,
+            "reasons": [
+                {
+                    "code": reason.code,
+                    "ledger": reason.ledger,
+                    "datapoints": reason.datapoints,
+                    "epsilon": _finite(reason.epsilon),
+                    "message": reason.message,
+                }
+                for reason in decision.reasons
+            ],
+            "declared": dict(declared),
+            "policy": self.policy.version,
+        }
+
+    def held_from(self, document: Document) -> Held:
+        """The hold that a body records, if its references are read in this book."""
+        charges = []
+        for charge in document["charges"]:
+            scope, task, _ = self.scope(charge["scope"])
+            charges.append(Charge(scope=scope, event=event_from_json(charge["event"]), task=task))
+        trimmed = bitmap_from(document["trimmed"], "trimmed") if "trimmed" in document else BitMap()
+        cut = {",".join(map(str, touching)): scope - trimmed for touching, scope in ledger.regions(charges)}
+        return Held(
+            release=document["release"],
+            charges=tuple(charges),
+            parts=tuple(
+                Part(
+                    scope=FrozenBitMap(cut[part["touch"]]),
+                    touch=part["touch"].encode(),
+                    spending=tuple((name, _cost_from(cost)) for name, cost in sorted(part["spending"].items())),
+                    collapsed=tuple(
+                        (name, Collapsed(**each)) for name, each in sorted(part.get("collapsed", {}).items())
+                    ),
+                )
+                for part in document["parts"]
+            ),
+        )
+
+
+def created(
+    *,
+    population: str,
+    unit: Unit,
+    adjacency: Adjacency,
+    epsilon: float,
+    delta: float,
+    preset: Preset = "mixed",
+    delta_parts: float | None = None,
+    on_exhausted: OnExhausted = "deny",
+    accepts: Sequence[ProofStatus] = ("proved",),
+    named_scopes: bool = False,
+) -> Body:
+    """The first body of a log: what is promised, for ever."""
+    if unit not in get_args(Unit):
+        raise InvalidInput("unit", unit, " or ".join(map(repr, get_args(Unit))))
+    chain.begin(population)  # refuses a name that has no genesis
+    promise = Filter.of(epsilon=epsilon, delta=delta, preset=preset, delta_parts=delta_parts)
+    policy = Policy(
+        version=1, budget=promise, on_exhausted=on_exhausted, accepts=_accepted(accepts), named_scopes=named_scopes
+    )
+    return {
+        "kind": "population.created",
+        "population": population,
+        "unit": unit,
+        "adjacency": adjacency_of(adjacency),
+        "promise": filter_to(promise),
+        "policy": policy_to(policy),
+    }
+
+
+def replay(entries: Iterable[tuple[Link, bytes]], *, heads: Iterable[chain.Head] = (), verify: bool = False) -> Book:
+    """The book of a log. With `verify`, its chain and heads are checked and every decision is made again."""
+    book: Book | None = None
+    expected = {head.number: head for head in heads}
+    for link, body in entries:
+        if book is None:
+            book = Book.of(body)
+        else:
+            if verify and (document := from_canonical(body))["kind"] == "release.held":
+                rules = book.rules
+                if "trimmed" in document:
+                    rules = replace(rules, on_exhausted="trim")
+                ledger.check(book.ledger, rules, book.held_from(document))
+            book.apply(body)
+        if verify:
+            _same_link(book.chain.link, link)
+            head = expected.pop(link.number, None)
+            if head is not None:
+                chain.verify(book.chain, (), heads=[head])
+    if book is None:
+        raise InvalidInput("entries", "none", "a log with at least its first entry")
+    if expected:
+        chain.verify(book.chain, (), heads=expected.values())
+    return book
+
+
+def _same_link(found: Link, stored: Link) -> None:
+    faults: tuple[Literal["number", "previous", "hash"], ...] = ("number", "previous", "hash")
+    for fault in faults:
+        if getattr(found, fault) != getattr(stored, fault):
+            raise BrokenChain(found.number, fault, f"its stored {fault} is not that of the log")
+
+
+# ---------------------------------------------------------------- spellings
+
+
+def _kind_is(document: Document, kind: str) -> None:
+    if document.get("kind") != kind:
+        raise InvalidDocument("kind", document.get("kind"), kind)
+
+
+def bitmap_to(scope: BitMap | FrozenBitMap) -> str:
+    """A set of ordinals as portable roaring bytes in base64."""
+    compact = BitMap(scope)
+    compact.run_optimize()
+    return base64.b64encode(compact.serialize()).decode()
+
+
+def bitmap_from(text: str, path: str = "bitmap") -> FrozenBitMap:
+    """The set that `bitmap_to` spells."""
+    try:
+        return FrozenBitMap.deserialize(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        raise InvalidDocument(path, text, "a roaring bitmap in its portable form, as base64") from None
+
+
+def _ranges(ranges: Sequence[Any], path: str) -> FrozenBitMap:
+    if not 1 <= len(ranges) <= MAX_RANGES:
+        raise InvalidDocument(path, len(ranges), f"1 to {MAX_RANGES:,} ranges")
+    found = BitMap()
+    for place, each in enumerate(ranges):
+        match each:
+            case [int(start), int(stop)] if type(start) is type(stop) is int and 0 <= start < stop <= MAX_DATAPOINTS:
+                found.add_range(start, stop)
+            case _:
+                raise InvalidDocument(f"{path}[{place}]", each, "[start, stop] with 0 <= start < stop <= 2^32")
+    return FrozenBitMap(found)
+
+
+def filter_to(budget: Filter) -> Body:
+    """A budget in a log; fractions are text."""
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "orders": list(budget.orders),
+        "weights": [str(weight) for weight in budget.weights],
+        "delta_filter": str(budget.delta_filter),
+        "delta_parts": str(budget.delta_parts),
+    }
+
+
+def filter_from(document: Document) -> Filter:
+    """The budget that `filter_to` spells."""
+    return Filter(
+        epsilon=float(document["epsilon"]),
+        delta=float(document["delta"]),
+        orders=tuple(float(order) for order in document["orders"]),
+        weights=tuple(Fraction(weight) for weight in document["weights"]),
+        delta_filter=Fraction(document["delta_filter"]),
+        delta_parts=Fraction(document["delta_parts"]),
+    )
+
+
+def _accepted(accepts: Sequence[ProofStatus]) -> tuple[ProofStatus, ...]:
+    if not accepts or any(status not in _STATUSES for status in accepts):
+        raise InvalidInput("accepts", list(accepts), "one or more of " + ", ".join(_STATUSES))
+    return tuple(status for status in _STATUSES if status in accepts)
+
+
+def policy_to(policy: Policy) -> Body:
+    """A policy in a log."""
+    return {
+        "version": policy.version,
+        "budget": filter_to(policy.budget),
+        "on_exhausted": policy.on_exhausted,
+        "accepts": list(policy.accepts),
+        "named_scopes": policy.named_scopes,
+    }
+
+
+def _policy_from(document: Document, promise: Filter) -> Policy:
+    budget = filter_from(document["budget"])
+    if (budget.orders, budget.weights) != (promise.orders, promise.weights):
+        raise InvalidDocument("policy.budget", "other orders or weights", "those of the promise")
+    if budget.epsilon > promise.epsilon or budget.delta > promise.delta:
+        raise InvalidDocument("policy.budget", budget.epsilon, "at most the promise")
+    return Policy(
+        version=document["version"],
+        budget=budget,
+        on_exhausted=document["on_exhausted"],
+        accepts=_accepted(document["accepts"]),
+        named_scopes=document["named_scopes"],
+    )
+
+
+def _cost_to(cost: Cost) -> Body:
+    return {"rho": " ".join(map(str, cost.rho)), "delta": str(cost.delta)}
+
+
+def _cost_from(document: Document) -> Cost:
+    return Cost(rho=tuple(map(int, document["rho"].split())), delta=int(document["delta"]))
+
+
+def _collapsed_to(collapsed: Collapsed) -> Body:
+    return {
+        "epsilon": collapsed.epsilon,
+        "delta": collapsed.delta,
+        "engine": collapsed.engine,
+        "version": collapsed.version,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def spell(body: Body, *, at: str, actor: str) -> bytes:
+    """The canonical bytes of a body, with when it happened and who did it."""
+    return canonical({**body, "at": at, "actor": actor})
