@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple
@@ -25,7 +26,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from prv_accountant.accountant import compute_safe_domain_size
+from prv_accountant.other_accountants import RDP
 
 from accountant.engines import account, prv, rdp
 from accountant.events import (
@@ -54,7 +55,8 @@ NEIGHBOURS: Final[Mapping[Adjacency, Any]] = {
     "replace_one": Neighbours.REPLACE_ONE,
 }
 
-#: What not to ask dp-accounting 0.6.0, and why. The test named like the entry shows that it is so.
+#: What not to ask dp-accounting 0.6.0 and prv-accountant 0.2.0 (the last three), and why. The test named like the
+#: entry shows that it is so.
 KNOWN_FAULTS: Final[Mapping[str, str]] = {
     "repeated_randomised_response": (
         "The PLD accountant composes a randomised response once, however often it is repeated: its arm of the"
@@ -73,6 +75,20 @@ KNOWN_FAULTS: Final[Mapping[str, str]] = {
     ),
     "replace_one_laplace_missing": (
         "The PLD accountant refuses a Laplace event under replace-one. Build the PLD with a sensitivity of 2."
+    ),
+    "edge_of_a_loss_missed": (
+        "prv-accountant finds the mean of a loss by quadrature, split at ±0.1. Where the smallest or largest loss is"
+        " just beyond, no node sees it. If the mean is then wrong by half a mesh it gives up; if by less, what it says"
+        " may be wrong by more than `eps_error`. Do not ask for such a loss."
+    ),
+    "one_direction_of_a_sample": (
+        "prv-accountant composes the loss of a sampled Gaussian when a record is removed, and never the one when it is"
+        " added. What it says is a bound on the larger of both from below; from above only if removing costs more, as"
+        " it did wherever both were compared."
+    ),
+    "pure_dp_renyi": (
+        "prv-accountant's Rényi divergence of a randomised response is too small, and the domain that it finds safe"
+        " with it may be too short. Give it a domain."
     ),
 }
 
@@ -136,6 +152,31 @@ def test_no_approximate_event() -> None:
 
 def test_replace_one_laplace_missing() -> None:
     assert not PLDAccountant(Neighbours.REPLACE_ONE).supports(dp_event.LaplaceDpEvent(1.0))
+
+
+def test_edge_of_a_loss_missed() -> None:
+    step = PoissonSampled(sampling_probability=0.1438, event=Gaussian(noise_multiplier=1.432))
+    event, delta = Repeated(times=624, event=step), 3.62e-7
+    assert prv_accountant_says(event, delta) is None
+    silent = prv_accountant_answers(event, delta, points=2**14)
+    assert tight(step, 624, delta, "add_remove") < silent.low, "dp-accounting's upper bound"
+    assert prv.bracket(event, delta=delta, adjacency="add_remove").upper < silent.low
+    with pytest.raises(RuntimeError, match="Discrete mean differs"):
+        prv_accountant_answers(event, delta, points=2**15)
+
+
+def test_one_direction_of_a_sample() -> None:
+    q = 0.2
+    loss = prv_accountant.PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=1.0)
+    assert loss.cdf(math.log(1 - q)) == 0, "of removing: it has a smallest loss"
+    assert loss.cdf(-math.log(1 - q)) < 0.9, "of adding this would be the largest"
+
+
+def test_pure_dp_renyi() -> None:
+    shown = 1 / (1 + math.exp(-1))
+    divergence = math.log(shown**2 / (1 - shown) + (1 - shown) ** 2 / shown)
+    assert divergence == pytest.approx(0.735, abs=1e-3)
+    assert prv_accountant.PureDPMechanism(eps=1.0).rdp(2.0) == 0.5
 
 
 # ---------------------------------------------------------------- Rényi curves
@@ -393,14 +434,21 @@ def test_sampled_laplace_is_bracketed_by_loss_distributions(q: float, scale: flo
     assert_bracketed(Repeated(times=times, event=leaf), delta, "add_remove")
 
 
+def by_variance(added: float, epsilon: float, delta: float) -> float:
+    """About how much ε rises, at most, by what rounding adds to the variance of a loss.
+
+    It is half of that times 1 + |d ln δ / dε|, and for a Gaussian the slope is twice ln(1/δ) / ε.
+    """
+    return added / 2 * (1 + 2 * math.log(1 / delta) / max(epsilon, 0.01))
+
+
 def discretisation(epsilon: float, delta: float, steps: int) -> float:
     """About how much connecting the dots at STEP raises ε.
 
-    It moves an atom by up to STEP, and adds up to a quarter of its square to the variance per step. ε rises by half of
-    that times 1 + |d ln δ / dε|, and for a Gaussian the slope is twice ln(1/δ) / ε. Twice as much covers cut-off tails.
+    It moves an atom by up to STEP, and adds up to a quarter of its square to the variance per step. Twice as much
+    covers cut-off tails.
     """
-    slope = 2 * math.log(1 / delta) / max(epsilon, 0.01)
-    return steps * STEP**2 * (slope + 1) / 4 + 2 * STEP
+    return by_variance(steps * STEP**2 / 2, epsilon, delta) + 2 * STEP
 
 
 def tight(event: PoissonSampled, times: int, delta: float, adjacency: Adjacency) -> float:
@@ -430,12 +478,12 @@ def test_dp_sgd_has_the_figures_of_the_design_notes() -> None:
 # ---------------------------------------------------------------- 500 trees, two peers
 
 
-class Peers(NamedTuple):
-    """What others say of a tree: bounds on its ε, by what they promise themselves."""
+class Peer(NamedTuple):
+    """What dp-accounting says of a tree: bounds on its ε, by what it promises itself."""
 
-    lowers: list[float]
-    uppers: list[float]
-    slack: float  # what the tightest of `uppers` may be off by
+    lower: float
+    upper: float
+    slack: float  # what `upper` may be off by
 
 
 def random_tree(chance: random.Random, delta: float) -> Event:
@@ -462,6 +510,11 @@ def random_tree(chance: random.Random, delta: float) -> Event:
     return parts[0] if len(parts) == 1 else Composed(events=parts)
 
 
+def random_case(chance: random.Random) -> tuple[float, Event]:
+    delta = float(f"{10 ** chance.uniform(-10, -2):.3g}")
+    return delta, random_tree(chance, delta)
+
+
 def composed_pld(event: Event, adjacency: Adjacency, *, optimistic: bool) -> Any:
     whole = privacy_loss_distribution.identity(STEP, pessimistic_estimate=not optimistic)
     for leaf, times in counted(event).items():
@@ -474,80 +527,153 @@ def composed_pld(event: Event, adjacency: Adjacency, *, optimistic: bool) -> Any
     return whole
 
 
-def prv_accountant_says(event: Event, delta: float) -> tuple[float, float] | None:
-    """Its interval, where it can be had: under add/remove, on a grid that takes neither minutes nor gigabytes."""
-    parts: list[Any] = []
-    counts = list(counted(event).items())
-    for leaf, _ in counts:
-        match leaf:
-            case Gaussian():
-                parts.append(prv_accountant.GaussianMechanism(noise_multiplier=leaf.noise_multiplier))
-            case Laplace():
-                parts.append(prv_accountant.LaplaceMechanism(mu=1 / leaf.scale))
-            case PoissonSampled(event=Gaussian() as inner):
-                parts.append(
-                    prv_accountant.PoissonSubsampledGaussianMechanism(
-                        sampling_probability=leaf.sampling_probability, noise_multiplier=inner.noise_multiplier
-                    )
-                )
-            case _:
-                return None
-    error, delta_error = 0.05, delta * 1e-3
-    times = [count for _, count in counts]
-    reach = compute_safe_domain_size(parts, times, error, delta_error)
-    mesh = error / math.sqrt(sum(times) / 2 * math.log(12 / delta_error))
-    if 2 * reach / mesh > 2**15:
-        return None
-    try:
-        oracle = prv_accountant.PRVAccountant(
-            prvs=parts, max_self_compositions=times, eps_error=error, delta_error=delta_error
-        )
-    except RuntimeError:  # it finds its own quadrature too coarse, and says so
-        return None
-    low, _, high = oracle.compute_epsilon(delta=delta, num_self_compositions=times)
-    return float(low), float(high)
-
-
-def ask_peers(event: Event, delta: float, adjacency: Adjacency, *, both: bool) -> Peers:
+def ask_plds(event: Event, delta: float, adjacency: Adjacency) -> Peer:
     steps = sum(counted(event).values())
-    uppers = [float(composed_pld(event, adjacency, optimistic=False).get_epsilon_for_delta(delta))]
-    peers = Peers([], uppers, discretisation(uppers[0], delta, steps))
+    upper = float(composed_pld(event, adjacency, optimistic=False).get_epsilon_for_delta(delta))
+    lower = 0.0
     if steps <= 50:  # its optimistic losses are rounded down, each by up to STEP
-        peers.lowers.append(float(composed_pld(event, adjacency, optimistic=True).get_epsilon_for_delta(delta)))
-    interval = prv_accountant_says(event, delta) if both and adjacency == "add_remove" else None
-    if interval is not None:
-        peers.lowers.append(interval[0])
-        peers.uppers.append(interval[1])
-    return peers
+        lower = float(composed_pld(event, adjacency, optimistic=True).get_epsilon_for_delta(delta))
+    return Peer(lower, upper, discretisation(upper, delta, steps))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_brackets_meet_those_of_the_peers_and_are_tight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brackets_meet_those_of_dp_accounting_and_are_tight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    compared = 0
+    judged = 0
     for number in range(25):
         adjacency = ADJACENCIES[number % 2]
-        delta = float(f"{10 ** chance.uniform(-10, -2):.3g}")
-        event = random_tree(chance, delta)
+        delta, event = random_case(chance)
         ours = prv.bracket(event, delta=delta, adjacency=adjacency)
-        peers = ask_peers(event, delta, adjacency, both=number % 4 == 0)
-        case = (event, delta, adjacency, ours, peers)
+        peer = ask_plds(event, delta, adjacency)
+        case = (event, delta, adjacency, ours, peer)
         assert ours.remark == "", case
-        assert ours.upper >= max(peers.lowers, default=0.0) * (1 - 1e-9), case
-        assert ours.lower <= min(peers.uppers) * (1 + 1e-9), case
-        if peers.uppers[0] > ours.upper + peers.slack:  # losses much smaller than its step; a finer one must agree
+        assert ours.upper >= peer.lower * (1 - 1e-9), case
+        assert ours.lower <= peer.upper * (1 + 1e-9), case
+        if peer.upper > ours.upper + peer.slack:  # losses much smaller than its step; a finer one must agree
             with monkeypatch.context() as finer:
                 finer.setattr(sys.modules[__name__], "STEP", STEP / 10)
-                peers = ask_peers(event, delta, adjacency, both=False)
-            case = (event, delta, adjacency, ours, peers)
-        assert ours.lower - 1e-9 <= peers.uppers[0] <= ours.upper + peers.slack, case
-        compared += len(peers.lowers) + len(peers.uppers)
-        truth = max(ours.lower, *peers.lowers, peers.uppers[0] - peers.slack)
+                peer = ask_plds(event, delta, adjacency)
+            case = (event, delta, adjacency, ours, peer)
+        assert ours.lower - 1e-9 <= peer.upper <= ours.upper + peer.slack, case
+        truth = max(ours.lower, peer.lower, peer.upper - peer.slack)
         if 0.05 <= truth <= 20:
+            judged += 1
             upper = account(event, delta=delta, adjacency=adjacency).upper
             if upper > max(1.01 * truth, truth + 0.005):  # nobody's lower bound is close; a grid 8 times finer is
                 converged = prv.upper_bound(event, delta=delta, adjacency=adjacency, precision=prv.PRECISION / 64)
                 truth = max(truth, converged - (upper - converged) / 32)
             assert upper <= max(1.01 * truth, truth + 0.005), case
-    assert compared >= 25
+    assert judged >= 15
+
+
+# prv-accountant knows add/remove only. It is given as many points as do not take minutes, and the `eps_error` that
+# these allow; so it has an answer for every tree.
+
+FIRST_NODE: Final = 0.0022  # of quadrature, as a part of the interval
+ITS_POINTS: Final = 2**15
+INTEGER_ORDERS: Final = (2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 90, 128)  # fractions take it ten times as long
+
+
+class Answer(NamedTuple):
+    """What prv-accountant says of a tree. No ε is below 0 here, although its may be."""
+
+    low: float
+    estimate: float
+    high: float
+    tolerance: float  # what the estimate may be off by; at most half the interval, as a rule much less
+
+
+def its_mechanism(leaf: Event) -> Any:
+    match leaf:
+        case Gaussian():
+            return prv_accountant.GaussianMechanism(noise_multiplier=leaf.noise_multiplier)
+        case Laplace():
+            return prv_accountant.LaplaceMechanism(mu=1 / leaf.scale)
+        case ApproxDP():
+            return prv_accountant.ApproximateDPMechanism(epsilon=leaf.epsilon, delta=leaf.delta)
+        case PoissonSampled(event=Gaussian() as inner):
+            return prv_accountant.PoissonSubsampledGaussianMechanism(
+                sampling_probability=leaf.sampling_probability, noise_multiplier=inner.noise_multiplier
+            )
+        case _:
+            raise NotImplementedError(leaf)
+
+
+def edge(leaf: Event) -> float:
+    """Where the losses of a leaf begin, and end if they do: the absolute value."""
+    match leaf:
+        case Laplace():
+            return 1 / leaf.scale
+        case ApproxDP():
+            return leaf.epsilon
+        case PoissonSampled():
+            return -math.log1p(-leaf.sampling_probability)
+        case _:
+            return math.inf
+
+
+def reach(event: Event, delta_error: float) -> float:
+    """A domain of losses that is safe by its own rule (remark 5.6 of Gopi, Lee & Wutschitz 2021)."""
+    counts = counted(event)
+    parts = [its_mechanism(leaf) for leaf in counts]
+    steps = sum(counts.values())
+    _, _, whole = RDP(parts, INTEGER_ORDERS).compute_epsilon(delta_error / 4, list(counts.values()))
+    ones = [RDP([part], INTEGER_ORDERS).compute_epsilon(delta_error / 8 / steps, [1])[2] for part in parts]
+    pure = sum(times * leaf.epsilon for leaf, times in counts.items() if isinstance(leaf, ApproxDP))
+    return 3 + float(max(whole, *ones)) + pure  # what `pure_dp_renyi` leaves out is no more than that
+
+
+def prv_accountant_answers(event: Event, delta: float, *, points: int = ITS_POINTS) -> Answer:
+    counts, delta_error = counted(event), delta / 1000
+    domain, times = reach(event, delta_error), list(counts.values())
+    mesh = 2 * domain / (points - 3)  # it rounds up
+    error = mesh * math.sqrt(sum(times) / 2 * math.log(12 / delta_error))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of every `eps_max`, and sometimes of its quadrature
+        oracle = prv_accountant.PRVAccountant(
+            prvs=[its_mechanism(leaf) for leaf in counts],
+            max_self_compositions=times,
+            eps_error=error,
+            delta_error=delta_error,
+            eps_max=domain,
+        )
+    low, estimate, high = oracle.compute_epsilon(delta=delta, num_self_compositions=times)
+    # Moved to the middle of its cell, with the mean put right, a loss has up to a quarter of the mesh's square more
+    # variance. But an atom moves as a whole, by up to half a mesh at ±its edge: twice their product, either way.
+    atoms = sum(count * edge(leaf) for leaf, count in counts.items() if isinstance(leaf, Laplace | ApproxDP))
+    rounding = by_variance(sum(times) * mesh**2 / 4 + atoms * mesh, estimate, delta) + mesh
+    return Answer(max(0.0, low), max(0.0, estimate), max(0.0, high), min((high - low) / 2, rounding))
+
+
+def prv_accountant_says(event: Event, delta: float) -> Answer | None:
+    """None where it is not to be asked: its quadrature misses the edge of a loss."""
+    seen = 0.1 + FIRST_NODE * reach(event, delta / 1000)
+    missed = any(0.1 < edge(leaf) < seen for leaf in counted(event))
+    return None if missed else prv_accountant_answers(event, delta)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_brackets_meet_those_of_prv_accountant_and_are_tight(seed: int) -> None:
+    """The trees of the test above, and others in place of every tenth or so, which it is not to be asked about."""
+    chance = random.Random(seed)
+    answered = 0
+    for _ in range(40):
+        delta, event = random_case(chance)
+        theirs = prv_accountant_says(event, delta)
+        if theirs is None:
+            continue
+        ours = prv.bracket(event, delta=delta, adjacency="add_remove")
+        case = (event, delta, ours, theirs)
+        # Both hold the truth, so they meet; neither need hold the other. Ours holds the estimate of theirs.
+        assert ours.upper >= theirs.low, case
+        assert ours.lower <= theirs.high, case
+        assert ours.lower - theirs.tolerance <= theirs.estimate <= ours.upper + theirs.tolerance, case
+        truth = theirs.estimate - theirs.tolerance
+        if 0.05 <= truth <= 20:
+            assert ours.upper <= max(1.01 * truth, truth + 0.005), case
+        answered += 1
+        if answered == 25:
+            break
+    assert answered == 25, "500 in all"
