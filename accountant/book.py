@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -160,7 +159,10 @@ class Book:
             case "task.created":
                 self._add(self._task_from(document, number))
             case "policy.changed":
-                self.policy = _policy_from(document["policy"], self.promise)
+                policy = _policy_from(document["policy"], self.promise)
+                if policy.budget.epsilon > self.policy.budget.epsilon or policy.budget.delta > self.policy.budget.delta:
+                    raise InvalidDocument("policy.budget", policy.budget.epsilon, "at most what it was before")
+                self.policy = policy
                 self._rules = None
             case "population.frozen" | "population.opened" | "population.closed" as kind:
                 self.status = kind.removeprefix("population.").replace("opened", "open")
@@ -355,9 +357,16 @@ class Book:
     # ------------------------------------------------------------ the log
 
     def held_body(
-        self, decision: Decision, *, kind: str, charges: Sequence[Body], expires_at: str | None, declared: Document
+        self,
+        decision: Decision,
+        *,
+        kind: str,
+        charges: Sequence[Body],
+        expires_at: str | None,
+        declared: Document,
+        shown: Document,
     ) -> Body:
-        """The body of an admitted release."""
+        """The body of an admitted release; `shown` is the decision in words and readings."""
         held = decision.hold
         assert held is not None
         touched = BitMap().union(*(charge.scope for charge in held.charges))
@@ -376,6 +385,7 @@ class Book:
                 for part in held.parts
             ],
             "declared": dict(declared),
+            "decision": dict(shown),
             "policy": self.policy.version,
         }
         if trimmed:
@@ -385,26 +395,24 @@ class Book:
         return body
 
     def denied_body(
-        self, decision: Decision, *, release: str, kind: str, charges: Sequence[Body], declared: Document
+        self,
+        *,
+        release: str,
+        kind: str,
+        datapoints: int,
+        charges: Sequence[Body],
+        declared: Document,
+        shown: Document,
     ) -> Body:
-        """The body of a release that was refused by the gate."""
+        """The body of a release that was refused."""
         return {
             "kind": "release.denied",
             "release": release,
             "release_kind": kind,
             "charges": list(charges),
-            "datapoints": decision.datapoints,
-            "reasons": [
-                {
-                    "code": reason.code,
-                    "ledger": reason.ledger,
-                    "datapoints": reason.datapoints,
-                    "epsilon": _finite(reason.epsilon),
-                    "message": reason.message,
-                }
-                for reason in decision.reasons
-            ],
+            "datapoints": datapoints,
             "declared": dict(declared),
+            "decision": dict(shown),
             "policy": self.policy.version,
         }
 
@@ -464,10 +472,21 @@ def created(
     }
 
 
-def replay(entries: Iterable[tuple[Link, bytes]], *, heads: Iterable[chain.Head] = (), verify: bool = False) -> Book:
-    """The book of a log. With `verify`, its chain and heads are checked and every decision is made again."""
+def replay(
+    entries: Iterable[tuple[Link, bytes]],
+    *,
+    heads: Iterable[chain.Head] = (),
+    verify: bool = False,
+    visit: Callable[[Book], None] = lambda _: None,
+) -> Book:
+    """The book of a log. With `verify`, its chain and heads are checked and every decision is made again.
+
+    `visit` sees the book after every entry.
+    """
     book: Book | None = None
-    expected = {head.number: head for head in heads}
+    expected: dict[int, list[chain.Head]] = {}
+    for seen in heads:
+        expected.setdefault(seen.number, []).append(seen)
     for link, body in entries:
         if book is None:
             book = Book.of(body)
@@ -480,13 +499,12 @@ def replay(entries: Iterable[tuple[Link, bytes]], *, heads: Iterable[chain.Head]
             book.apply(body)
         if verify:
             _same_link(book.chain.link, link)
-            head = expected.pop(link.number, None)
-            if head is not None:
-                chain.verify(book.chain, (), heads=[head])
+            chain.verify(book.chain, (), heads=expected.pop(link.number, ()))
+        visit(book)
     if book is None:
         raise InvalidInput("entries", "none", "a log with at least its first entry")
     if expected:
-        chain.verify(book.chain, (), heads=expected.values())
+        chain.verify(book.chain, (), heads=[head for each in expected.values() for head in each])
     return book
 
 
@@ -604,10 +622,6 @@ def _collapsed_to(collapsed: Collapsed) -> Body:
         "engine": collapsed.engine,
         "version": collapsed.version,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def spell(body: Body, *, at: str, actor: str) -> bytes:

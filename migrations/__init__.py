@@ -1,1 +1,1 @@
-"""The history of the database, one idea each. There is no database yet."""
+"""The history of the database, one idea each; `service.store.database.migrate` runs it."""

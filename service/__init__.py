@@ -1,1 +1,1 @@
-"""The outside world: HTTP, dashboard, command line, jobs, SQL, signing. Nothing is here yet."""
+"""The outside world: HTTP, command line, client, SQL, signing."""

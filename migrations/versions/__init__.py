@@ -1,0 +1,1 @@
+"""Migrations in order. Each runs beside the previous version of the code."""

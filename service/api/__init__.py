@@ -1,0 +1,1 @@
+"""HTTP, one file per noun: read the request, call an operation, shape the answer."""

@@ -1,0 +1,155 @@
+"""What every address needs: the parts of the running service, who is asking, and how an operation is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request
+from fastapi.responses import JSONResponse
+from pyroaring import FrozenBitMap
+from starlette.concurrency import run_in_threadpool
+
+from service.errors import PROBLEMS, Problem
+from service.operations import datapoints
+from service.operations.keys import Actor, Doorkeeper
+from service.schemas import ProblemDocument
+from service.settings import Settings
+from service.signing import Secrets
+from service.store.books import Books
+from service.store.database import Database
+from service.store.writer import Answer, Decide, Idempotency, Operation, Writer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The running service."""
+
+    settings: Settings
+    database: Database
+    books: Books
+    writer: Writer
+    doorkeeper: Doorkeeper
+    secrets: Secrets
+
+    def keys(self, population: str) -> Callable[[Sequence[str]], FrozenBitMap]:
+        """How a scope's keys are looked up."""
+
+        def lookup(names: Sequence[str]) -> FrozenBitMap:
+            digests = [datapoints.digest(self.secrets.datapoints, population, name) for name in names]
+            return datapoints.ordinals(self.database, population, digests)
+
+        return lookup
+
+
+def parts_of(request: Request) -> Parts:
+    """The running service that the request reached."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+Service = Annotated[Parts, Depends(parts_of)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        description="A name for this request: repeated under it, it has one effect and the same answer.",
+    ),
+]
+
+
+def requires(*roles: str) -> Any:
+    """The actor, who must have one of these roles."""
+
+    async def actor(request: Request) -> Actor:
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secret.startswith("sk_"):
+            raise Problem("unauthorized", "This address needs a key.")
+        parts = parts_of(request)
+        found = parts.doorkeeper.remembered(secret) or await run_in_threadpool(parts.doorkeeper.admit, secret)
+        request.state.actor = found.id
+        if roles and not found.has(*roles):
+            raise Problem("forbidden", f"This needs a key with one of the roles: {', '.join((*roles, 'admin'))}.")
+        return found
+
+    return Depends(actor)
+
+
+Anyone = Annotated[Actor, requires()]
+Pipeline = Annotated[Actor, requires("pipeline", "officer")]
+Officer = Annotated[Actor, requires("officer")]
+Reader = Annotated[Actor, requires("officer", "auditor")]
+Auditor = Annotated[Actor, requires("auditor", "officer")]
+Admin = Annotated[Actor, requires("admin")]
+
+
+async def decide(
+    request: Request,
+    parts: Parts,
+    actor: Actor,
+    population: str,
+    operation: Decide,
+    key: str | None,
+    *,
+    uses_sql: bool = False,
+    suffix: str = "",
+) -> Answer:
+    """Queue an operation, and wait until its outcome is durable."""
+    idempotency = None
+    if key is not None:
+        asked = f"{request.method} {request.url.path}{suffix}\n".encode() + await request.body()
+        idempotency = Idempotency.of(actor=actor.id, key=key + suffix, request=asked)
+    future = parts.writer.submit(
+        Operation(population=population, actor=actor.id, decide=operation, idempotency=idempotency, uses_sql=uses_sql)
+    )
+    return await asyncio.wrap_future(future)
+
+
+def answered(answer: Answer) -> JSONResponse:
+    """An answer over HTTP; one that was given before says so."""
+    headers = {"Idempotent-Replayed": "true"} if answer.replayed else None
+    return JSONResponse(answer.document, status_code=answer.status, headers=headers)
+
+
+def problems(*names: str) -> dict[int | str, dict[str, Any]]:
+    """The problems that an address may answer with, for its documentation."""
+    found: dict[int | str, list[str]] = {}
+    for name in ("invalid", "unauthorized", "forbidden", "busy", "too-large", *names):
+        found.setdefault(PROBLEMS[name].status, []).append(PROBLEMS[name].title)
+    return {
+        status: {
+            "model": ProblemDocument,
+            "description": "; ".join(dict.fromkeys(titles)),
+            "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+        }
+        for status, titles in found.items()
+    }
+
+
+MAX_PAGE = 1000
+Limit = Annotated[int, "how many at most"]
+
+
+def cursor_of(document: Mapping[str, Any]) -> str:
+    """Where a list goes on, as text that nobody needs to read."""
+    return base64.urlsafe_b64encode(json.dumps(document).encode()).decode()
+
+
+def cursor_from(text: str | None, *names: str) -> dict[str, Any] | None:
+    """Where a list goes on."""
+    if text is None:
+        return None
+    try:
+        document = json.loads(base64.urlsafe_b64decode(text.encode()))
+        if isinstance(document, dict) and set(document) == set(names):
+            return document
+    except (binascii.Error, ValueError):
+        pass
+    raise Problem("invalid", "This is not a cursor that a list gave out.", "cursor")

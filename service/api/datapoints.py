@@ -1,0 +1,235 @@
+"""/v1/populations/{population}/datapoints: registration, single datapoints, erasure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from sqlalchemy import text
+from starlette.concurrency import run_in_threadpool
+
+from accountant.canonical import from_canonical
+from accountant.errors import InvalidInput
+from service.api.context import (
+    IdempotencyKey,
+    Officer,
+    Pipeline,
+    Reader,
+    Service,
+    answered,
+    decide,
+    problems,
+)
+from service.api.populations import Population
+from service.errors import Problem
+from service.operations import datapoints
+from service.operations.keys import Actor
+from service.schemas import Key, NewDatapoints
+
+router = APIRouter(prefix="/v1/populations/{population}/datapoints", tags=["datapoints"])
+
+_LINE_BYTES = 16 * 1024
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": NewDatapoints.model_json_schema(),
+                "example": {"count": 100000},
+            },
+            "application/x-ndjson": {"schema": {"type": "string"}, "example": '{"key": "a"}\n{"key": "b"}\n'},
+            "text/csv": {"schema": {"type": "string"}, "example": "key\na\nb\n"},
+        },
+    }
+}
+_ENTRIES_OF = text(
+    "SELECT body FROM entry WHERE kind = 'release.held' "
+    "AND population_id = (SELECT id FROM population WHERE name = :name) ORDER BY number"
+)
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses=problems("not-found", "conflict", "unsupported", "key-reused"),
+    openapi_extra=_BODY,
+    summary="Register datapoints",
+)
+async def register(
+    population: Population, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
+) -> JSONResponse:
+    """`{"count": n}` of ordinals, or keys: a few as JSON, any number as NDJSON (`{"key": …}` a line) or CSV (a column
+    `key`), read as they come. What is registered shows at once in the population's size; sent again, a key is known."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    match kind:
+        case "application/json":
+            try:
+                new = NewDatapoints.model_validate_json(await request.body())
+            except ValidationError as problem:
+                first = problem.errors()[0]
+                raise Problem("invalid", first["msg"], ".".join(map(str, first["loc"])) or "body") from None
+            if (new.count is None) == (new.keys is None):
+                raise Problem("invalid", "Send either a count or keys.", "count")
+            if new.count is not None:
+                operation = datapoints.register_count(new.count)
+                return answered(await decide(request, parts, actor, population, operation, key))
+            return await _streamed(request, parts, actor, population, _listed(new.keys or []))
+        case "application/x-ndjson" | "application/jsonl":
+            return await _streamed(request, parts, actor, population, _from_ndjson(_lines(request)))
+        case "text/csv":
+            return await _streamed(request, parts, actor, population, _from_csv(_lines(request)))
+        case _:
+            expected = "application/json, application/x-ndjson or text/csv"
+            raise Problem("unsupported", f"The content type is {kind[:100]!r}; send {expected}.", "Content-Type")
+
+
+async def _streamed(
+    request: Request, parts: Service, actor: Actor, population: str, keys: AsyncIterator[str]
+) -> JSONResponse:
+    """Chunk by chunk, each durable before the next is read, so memory stays flat and nothing that was read is lost."""
+    total = {"registered": 0, "known": 0, "returned": 0}
+    last: dict[str, Any] = {}
+    first: int | None = None
+    chunk: list[bytes] = []
+
+    async def flush() -> None:
+        nonlocal last, first
+        operation = datapoints.register_digests(list(chunk))
+        answer = await decide(request, parts, actor, population, operation, None, uses_sql=True)
+        last = answer.document
+        first = last["first_ordinal"] if first is None else first
+        for name in total:
+            total[name] += last[name]
+        chunk.clear()
+
+    try:
+        async for key in keys:
+            chunk.append(datapoints.digest(parts.secrets.datapoints, population, key))
+            if len(chunk) >= datapoints.CHUNK:
+                await flush()
+        await flush()
+    except (Problem, InvalidInput) as problem:
+        done = Problem("invalid", str(problem), "key") if isinstance(problem, InvalidInput) else problem
+        if any(total.values()):
+            done.extra = {**done.extra, "so_far": dict(total)}  # these are durable; to send all again is safe
+        raise done from None
+    return JSONResponse({**last, **total, "first_ordinal": first}, status_code=201)
+
+
+async def _listed(keys: list[str]) -> AsyncIterator[str]:
+    for key in keys:
+        yield key
+
+
+async def _lines(request: Request) -> AsyncIterator[str]:
+    rest = b""
+    async for piece in request.stream():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield _decoded(line)
+        if len(rest) > _LINE_BYTES:
+            raise Problem("invalid", f"A line is longer than {_LINE_BYTES} bytes.", "body")
+    if rest:
+        yield _decoded(rest)
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode().rstrip("\r")
+    except UnicodeDecodeError:
+        raise Problem("invalid", "A line is not UTF-8.", "body") from None
+
+
+async def _from_ndjson(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    number = 0
+    async for line in lines:
+        number += 1
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+        except ValueError:
+            raise Problem("invalid", f"Line {number} is not JSON.", "body") from None
+        if not isinstance(document, dict) or set(document) != {"key"} or not isinstance(document["key"], str):
+            raise Problem("invalid", f'Line {number} is not {{"key": "…"}}.', "body")
+        yield document["key"]
+
+
+async def _from_csv(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    import csv  # noqa: PLC0415 - shadows nothing here
+
+    number, place = 0, -1
+    async for line in lines:
+        number += 1
+        if not line.strip():
+            continue
+        cells = next(csv.reader([line]))
+        if place < 0:
+            if "key" not in cells:
+                raise Problem("invalid", "The first line names the columns, and one of them must be `key`.", "body")
+            place = cells.index("key")
+        elif place >= len(cells):
+            raise Problem("invalid", f"Line {number} has no `key`.", "body")
+        else:
+            yield cells[place]
+
+
+@router.post(
+    "/lookup", responses=problems("not-found", "gone"), summary="Everything released about one datapoint, by its key"
+)
+async def lookup(population: Population, wanted: Key, parts: Service, _actor: Reader) -> dict[str, Any]:
+    """The key is in the body, since addresses are logged."""
+    digest = datapoints.digest(parts.secrets.datapoints, population, wanted.key)
+    ordinal = await run_in_threadpool(datapoints.find, parts.database, population, digest)
+    return await run_in_threadpool(_shown, parts, population, ordinal)
+
+
+@router.post("/erase", responses=problems("not-found", "key-reused"), summary="Forget a key")
+async def erase(
+    population: Population, wanted: Key, request: Request, parts: Service, actor: Officer, key: IdempotencyKey = None
+) -> JSONResponse:
+    """The key can no longer be looked up; what was released stays charged to whoever comes back with it."""
+    operation = datapoints.erase(datapoints.digest(parts.secrets.datapoints, population, wanted.key))
+    return answered(await decide(request, parts, actor, population, operation, key, uses_sql=True))
+
+
+@router.get("/{ordinal}", responses=problems("not-found"), summary="Everything released about one datapoint")
+def get(
+    population: Population, ordinal: Annotated[int, Path(ge=0, lt=2**32)], parts: Service, _actor: Reader
+) -> dict[str, Any]:
+    """Its readings, its tasks, and every release that touched it."""
+    return _shown(parts, population, ordinal)
+
+
+def _shown(parts: Service, population: str, ordinal: int) -> dict[str, Any]:
+    with parts.books.read(population) as book:
+        if ordinal >= book.size:
+            raise Problem("not-found", f"{population!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
+        with parts.database.transaction() as connection:
+            charges = []
+            rows = connection.execution_options(yield_per=1000).execute(_ENTRIES_OF, {"name": population})
+            for body in rows.scalars():
+                document = from_canonical(bytes(body))
+                release = book.releases.get(document["release"])
+                if release is None:
+                    continue  # it came after the book was opened
+                held = book.held_from(document)
+                part = next((part for part in held.parts if ordinal in part.scope), None)
+                if part is None:
+                    continue
+                charges += [
+                    {
+                        "release": held.release,
+                        "kind": document["release_kind"],
+                        "status": release.status,
+                        "at": document["at"],
+                        "event": charge["event"],
+                    }
+                    for number, charge in enumerate(document["charges"])
+                    if str(number) in part.touch.decode().split(",")
+                ]
+        return datapoints.shown(book, ordinal, charges)

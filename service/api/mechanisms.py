@@ -1,0 +1,114 @@
+"""/v1/mechanisms and /v1/advice: what can be done, what it costs, and what would fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from accountant import calibrate_noise_multiplier
+from accountant.engines import account
+from accountant.errors import Unattainable
+from accountant.events import Composed, event_to_json
+from accountant.partition import smallest_share
+from service.api.context import Anyone, Pipeline, Service, problems
+from service.api.releases import proposal_of
+from service.errors import NotFound, Problem
+from service.operations import releases
+from service.operations.readings import finite
+from service.schemas import CalibrationRequest, LabelSplitRequest, Price, WhatIf
+from trainers.catalog import CATALOG, Mechanism
+
+router = APIRouter(prefix="/v1", tags=["mechanisms"])
+
+
+def _shown(mechanism: Mechanism) -> dict[str, Any]:
+    return {
+        "name": mechanism.name,
+        "title": mechanism.title,
+        "kind": mechanism.kind,
+        "paper": mechanism.paper,
+        "card": mechanism.card,
+        "adjacencies": list(mechanism.adjacencies),
+        "proof_status": mechanism.proof_status,
+        "proof_note": mechanism.proof_note,
+        "parameters": mechanism.schema(),
+    }
+
+
+def _find(name: str) -> Mechanism:
+    if name not in CATALOG:
+        raise NotFound("mechanism", name)
+    return CATALOG[name]
+
+
+@router.get("/mechanisms", responses=problems(), summary="The catalog")
+def list_all(_actor: Anyone) -> dict[str, Any]:
+    """Every mechanism with its parameters and the status of its proof."""
+    return {"items": [_shown(each) for each in CATALOG.values()]}
+
+
+@router.get("/mechanisms/{name}", responses=problems("not-found"), summary="One mechanism")
+def get(name: str, _actor: Anyone) -> dict[str, Any]:
+    """Its parameters are a JSON Schema."""
+    return _shown(_find(name))
+
+
+@router.post("/mechanisms/{name}/price", responses=problems("not-found"), summary="What it would cost")
+def price(name: str, asked: Price, _actor: Anyone) -> dict[str, Any]:
+    """ε of one release by the tightest proved engine, and the events that would be charged."""
+    mechanism = _find(name)
+    quoted = mechanism.quote(asked.parameters, adjacency=asked.adjacency)
+    event = Composed(events=tuple(each.event for each in quoted.charges))
+    found = account(event, delta=asked.delta, adjacency=asked.adjacency)
+    return {
+        "mechanism": name,
+        "adjacency": asked.adjacency,
+        "delta": asked.delta,
+        "epsilon_upper": finite(found.upper),
+        "epsilon_lower": found.lower,
+        "engine": found.engine,
+        "remark": found.remark,
+        "proof_status": mechanism.proof_status,
+        "events": [event_to_json(each.event) for each in quoted.charges],
+    }
+
+
+@router.post("/advice/calibrate", responses=problems(), summary="The smallest noise for a promise")
+def calibrate(asked: CalibrationRequest, _actor: Anyone) -> dict[str, Any]:
+    """For so many DP-SGD steps, rounded to the private side."""
+    try:
+        noise = calibrate_noise_multiplier(
+            epsilon=asked.epsilon,
+            delta=asked.delta,
+            sampling_probability=asked.sampling_probability,
+            steps=asked.steps,
+            adjacency=asked.adjacency,
+        )
+    except Unattainable as problem:
+        raise Problem("invalid", str(problem), "epsilon") from None
+    return {"noise_multiplier": float(noise), **asked.model_dump()}
+
+
+@router.post("/advice/label-split", responses=problems(), summary="The smallest share for a label release")
+def label_split(asked: LabelSplitRequest, _actor: Anyone) -> dict[str, Any]:
+    """The share of the budget that keeps classes of this size with this probability."""
+    try:
+        share = smallest_share(
+            n=asked.class_size, probability=asked.probability, epsilon=asked.epsilon, delta=asked.delta
+        )
+    except Unattainable as problem:
+        raise Problem("invalid", str(problem), "class_size") from None
+    return {"share": share, "epsilon": share * asked.epsilon, **asked.model_dump(exclude={"epsilon"})}
+
+
+@router.post("/advice/what-if", responses=problems("not-found"), summary="How often a release would still fit")
+def what_if(asked: WhatIf, parts: Service, actor: Pipeline) -> dict[str, Any]:
+    """How many of so many releases like this one would be admitted in a row, by the price of the first."""
+    new = asked.proposal
+    proposal = proposal_of(new, parts, actor)
+    with parts.books.read(new.population) as book:
+        found = releases.dry_run(book, proposal, keys=parts.keys(new.population))
+        priced = releases.price(book, proposal, parts.keys(new.population))
+        fits = releases.how_often(book, priced, most=asked.times)
+    return {"decision": found["decision"], "asked": asked.times, "would_be_admitted": fits}

@@ -1,0 +1,202 @@
+"""/v1/populations: promises, policies, tasks and budgets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.responses import JSONResponse
+from sqlalchemy import text
+from starlette.concurrency import run_in_threadpool
+
+from accountant import book as ledger_book
+from accountant.filters import Filter
+from service.api.context import (
+    MAX_PAGE,
+    Anyone,
+    IdempotencyKey,
+    Officer,
+    Pipeline,
+    Service,
+    answered,
+    cursor_from,
+    cursor_of,
+    decide,
+    problems,
+)
+from service.errors import NotFound, Problem
+from service.operations import populations, readings
+from service.schemas import Budget, NewPopulation, NewTask, PolicyChange, PopulationName, StatusChange
+
+router = APIRouter(prefix="/v1/populations", tags=["populations"])
+Population = Annotated[PopulationName, Path(description="the name of the population")]
+
+
+def filter_of(budget: Budget) -> Filter:
+    """The filter that a budget asks for."""
+    return Filter.of(epsilon=budget.epsilon, delta=budget.delta, preset=budget.preset, delta_parts=budget.delta_parts)
+
+
+@router.post("", status_code=201, responses=problems("conflict"), summary="Promise something to a new population")
+def create(new: NewPopulation, parts: Service, actor: Officer) -> dict[str, Any]:
+    """The promise is for ever: ε and δ can only be lowered, and unit, adjacency and filter never change."""
+    body = ledger_book.created(
+        population=new.name,
+        unit=new.unit,
+        adjacency=new.adjacency,
+        epsilon=new.budget.epsilon,
+        delta=new.budget.delta,
+        preset=new.budget.preset,
+        delta_parts=new.budget.delta_parts,
+        on_exhausted=new.on_exhausted,
+        accepts=new.accepts,
+        named_scopes=new.named_scopes,
+    )
+    return populations.create(parts.database, body, actor=actor.id)
+
+
+@router.get("", responses=problems(), summary="All populations")
+def list_all(
+    parts: Service,
+    _actor: Anyone,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> dict[str, Any]:
+    """By name."""
+    after = cursor_from(cursor, "after")
+    with parts.database.transaction() as connection:
+        names = (
+            connection.execute(
+                text("SELECT name FROM population WHERE name > :after ORDER BY name LIMIT :limit"),
+                {"after": after["after"] if after else "", "limit": limit + 1},
+            )
+            .scalars()
+            .all()
+        )
+    items = []
+    for name in names[:limit]:
+        with parts.books.read(name) as book:
+            items.append(populations.shown(book))
+    return {"items": items, "next": cursor_of({"after": names[limit - 1]}) if len(names) > limit else None}
+
+
+@router.get("/{population}", responses=problems("not-found"), summary="One population")
+def get(population: Population, parts: Service, _actor: Anyone) -> dict[str, Any]:
+    """What was promised to it, under which policy, and how large it is."""
+    with parts.books.read(population) as book:
+        return populations.shown(book)
+
+
+@router.post(
+    "/{population}/status", responses=problems("not-found", "conflict", "key-reused"), summary="Freeze or close"
+)
+async def change_status(
+    population: Population,
+    change: StatusChange,
+    request: Request,
+    parts: Service,
+    actor: Officer,
+    key: IdempotencyKey = None,
+) -> JSONResponse:
+    """Nothing is released from a frozen population until it is opened again; a closed one stays closed."""
+    operation = populations.change_status(to=change.status, reason=change.reason)
+    return answered(await decide(request, parts, actor, population, operation, key))
+
+
+@router.get("/{population}/policy", responses=problems("not-found"), summary="The policy of now")
+def get_policy(population: Population, parts: Service, _actor: Anyone) -> JSONResponse:
+    """Its version is its ETag."""
+    with parts.books.read(population) as book:
+        return JSONResponse(populations.policy(book.policy), headers={"ETag": populations.etag(book.policy)})
+
+
+@router.put(
+    "/{population}/policy",
+    responses=problems("not-found", "conflict", "precondition", "key-reused"),
+    summary="A new version of the policy",
+)
+async def change_policy(
+    population: Population,
+    change: PolicyChange,
+    request: Request,
+    parts: Service,
+    actor: Officer,
+    key: IdempotencyKey = None,
+    if_match: Annotated[str | None, Header(max_length=100)] = None,
+) -> JSONResponse:
+    """It may lower ε or δ and change rules, never raise them; the answer says how many are already over it."""
+    operation = populations.change_policy(
+        reason=change.reason,
+        epsilon=change.epsilon,
+        delta=change.delta,
+        on_exhausted=change.on_exhausted,
+        accepts=change.accepts,
+        named_scopes=change.named_scopes,
+        if_match=if_match,
+    )
+    return answered(await decide(request, parts, actor, population, operation, key))
+
+
+@router.post(
+    "/{population}/tasks",
+    status_code=201,
+    responses=problems("not-found", "conflict", "key-reused"),
+    summary="A new task",
+)
+async def create_task(
+    population: Population, new: NewTask, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
+) -> JSONResponse:
+    """Members and parts by ranges, keys, bitmap or the next arrivals; overlaps with other tasks are reported."""
+    if not actor.has("officer"):
+        allowed = {"ranges", "next", "task", "part", "union"}
+        for document in (new.members, *new.parts.values()):
+            if not set(document) <= allowed:
+                with_names = await run_in_threadpool(_named_scopes, parts, population)
+                if not with_names:
+                    raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "members")
+    operation = populations.create_task(
+        name=new.name,
+        members=new.members,
+        parts=new.parts,
+        budget=None if new.budget is None else filter_of(new.budget),
+        keys=parts.keys(population),
+    )
+    return answered(await decide(request, parts, actor, population, operation, key))
+
+
+def _named_scopes(parts: Service, population: str) -> bool:
+    with parts.books.read(population) as book:
+        return book.policy.named_scopes
+
+
+@router.get("/{population}/tasks", responses=problems("not-found"), summary="All tasks")
+def list_tasks(
+    population: Population,
+    parts: Service,
+    _actor: Anyone,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> dict[str, Any]:
+    """In the order in which they were made, with what the worst-off member has spent, held and available."""
+    after = cursor_from(cursor, "number")
+    with parts.books.read(population) as book:
+        start = after["number"] if after else 0
+        found = [task for task in book.tasks.values() if task.number > start][: limit + 1]
+        items = [populations.task_shown(book, task) for task in found[:limit]]
+    return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}
+
+
+@router.get("/{population}/tasks/{task}", responses=problems("not-found"), summary="One task")
+def get_task(population: Population, task: str, parts: Service, _actor: Anyone) -> dict[str, Any]:
+    """Its size, its parts, its own ledger, and the releases that name it."""
+    with parts.books.read(population) as book:
+        if task not in book.tasks:
+            raise NotFound("task", task)
+        return populations.task_shown(book, book.tasks[task])
+
+
+@router.get("/{population}/budget", responses=problems("not-found"), summary="How the budget stands")
+def budget(population: Population, parts: Service, _actor: Anyone) -> dict[str, Any]:
+    """Spent, held and available over all datapoints, and per task."""
+    with parts.books.read(population) as book:
+        return readings.distribution(book)

@@ -1,0 +1,207 @@
+"""/v1/releases: propose, commit, void."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse
+from sqlalchemy import text
+from starlette.concurrency import run_in_threadpool
+
+from accountant.canonical import canonical, from_canonical
+from service.api.context import (
+    MAX_PAGE,
+    Anyone,
+    IdempotencyKey,
+    Parts,
+    Pipeline,
+    Service,
+    answered,
+    cursor_from,
+    cursor_of,
+    decide,
+    problems,
+)
+from service.errors import NotFound, Problem
+from service.operations import releases
+from service.operations.keys import Actor
+from service.operations.releases import Proposal
+from service.schemas import Commit, NewRelease, NewReleases, PopulationName, Void
+
+router = APIRouter(prefix="/v1/releases", tags=["releases"])
+ReleaseId = Annotated[str, Path(pattern=r"^rel_[0-9A-Z]{26}$", examples=["rel_01J00000000000000000000000"])]
+
+_OWNER = text(
+    "SELECT population.name FROM release JOIN population ON population.id = release.population_id "
+    "WHERE release.id = :id"
+)
+_BODY = text("SELECT entry.body FROM release JOIN entry USING (population_id, number) WHERE release.id = :id")
+_OWNERS_KEPT = 100_000
+
+
+def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
+    """What the request proposes."""
+    if bool(new.charges) == (new.mechanism is not None):
+        raise Problem("invalid", "Propose either charges or a mechanism.", "charges")
+    if sum(each is not None for each in (new.task, new.scope)) > 1 or (new.part is not None and new.task is None):
+        raise Problem("invalid", "Name a task (and a part of it), or a scope.", "scope")
+    if new.charges and (new.task is not None or new.scope is not None):
+        raise Problem("invalid", "Charges name their scopes themselves.", "scope")
+    scope = new.scope
+    if new.task is not None:
+        scope = {"task": new.task} if new.part is None else {"task": new.task, "part": new.part}
+    declared = {name: value for name in releases.DECLARATIONS if (value := getattr(new, name)) is not None}
+    if new.mechanism is not None:
+        declared["mechanism"] = new.mechanism.model_dump()
+    canonical(declared)  # what has no canonical form cannot be logged, and is refused here
+    if not actor.has("officer"):
+        for document in (scope, *(charge.scope for charge in new.charges)):
+            if document is not None and _names_individuals(document):
+                _must_allow_names(parts, new.population)
+                break
+    return Proposal(
+        kind=new.kind,
+        charges=[charge.model_dump() for charge in new.charges],
+        mechanism=None if new.mechanism is None else new.mechanism.model_dump(),
+        scope=scope,
+        delta=new.delta,
+        on_exhausted=new.on_exhausted,
+        hold_seconds=new.hold_seconds or parts.settings.hold_seconds,
+        declared=declared,
+    )
+
+
+def _names_individuals(scope: dict[str, Any]) -> bool:
+    parts = scope.get("union", [])
+    inside = parts if isinstance(parts, list) else []
+    return any(
+        isinstance(each, dict) and not set(each) <= {"task", "part", "ranges", "union"} for each in (scope, *inside)
+    )
+
+
+def _must_allow_names(parts: Parts, population: str) -> None:
+    with parts.books.read(population) as book:
+        if not book.policy.named_scopes:
+            raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "scope")
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses={**problems("not-found", "conflict", "key-reused"), 200: {"description": "What a dry run finds"}},
+    summary="Propose a release",
+)
+async def propose(
+    new: NewRelease,
+    request: Request,
+    parts: Service,
+    actor: Pipeline,
+    dry_run: Annotated[bool, Query(description="decide, and record nothing")] = False,  # noqa: FBT002
+    key: IdempotencyKey = None,
+) -> JSONResponse:
+    """Held or denied: always recorded, with reasons and with what would fit instead."""
+    proposal = proposal_of(new, parts, actor)
+    keys = parts.keys(new.population)
+    if dry_run:
+        return JSONResponse(await run_in_threadpool(_dry_run, parts, new.population, proposal, keys))
+    operation = releases.propose(proposal, keys=keys)
+    return answered(await decide(request, parts, actor, new.population, operation, key))
+
+
+def _dry_run(parts: Parts, population: str, proposal: Proposal, keys: Any) -> dict[str, Any]:
+    with parts.books.read(population) as book:
+        return releases.dry_run(book, proposal, keys=keys)
+
+
+@router.post(
+    "/batch",
+    responses=problems("not-found", "conflict", "key-reused"),
+    summary="Propose several releases, one after the other",
+)
+async def propose_all(
+    new: NewReleases, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
+) -> dict[str, Any]:
+    """Each has its own decision; one that cannot be read is answered with its problem and stops none of the others."""
+    items: list[dict[str, Any]] = []
+    for number, each in enumerate(new.proposals):
+        try:
+            operation = releases.propose(proposal_of(each, parts, actor), keys=parts.keys(each.population))
+            answer = await decide(request, parts, actor, each.population, operation, key, suffix=f"#{number}")
+            items.append(answer.document)
+        except (Problem, ValueError) as problem:
+            shown = problem if isinstance(problem, Problem) else Problem("invalid", str(problem))
+            items.append({"status": "refused", "problem": shown.document(request.state.request_id)})
+    return {"items": items}
+
+
+@router.get("", responses=problems("not-found"), summary="The releases of a population")
+def list_all(
+    population: Annotated[PopulationName, Query()],
+    parts: Service,
+    _actor: Anyone,
+    status: Annotated[str | None, Query(pattern="^(held|denied|committed|expired|voided)$")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> dict[str, Any]:
+    """Newest first."""
+    after = cursor_from(cursor, "number")
+    with parts.books.read(population) as book:
+        found = [
+            each
+            for each in reversed(book.releases.values())
+            if (status is None or each.status == status) and (after is None or each.number < after["number"])
+        ][: limit + 1]
+        items = [releases.summary(book, each.id) for each in found[:limit]]
+    return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}
+
+
+@router.get("/{release}", responses=problems("not-found"), summary="One release")
+def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
+    """Its charges, its decision and what became of it."""
+    population = _owner(parts, release)
+    with parts.database.transaction() as connection:
+        body = from_canonical(bytes(connection.execute(_BODY, {"id": release}).scalar_one()))
+    with parts.books.read(population) as book:
+        return releases.detail(book, release, body, sees_individuals=actor.sees_individuals)
+
+
+@router.post(
+    "/{release}/commit", responses=problems("not-found", "conflict", "key-reused"), summary="It left the house"
+)
+async def commit(
+    release: ReleaseId, done: Commit, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
+) -> JSONResponse:
+    """What was held is spent. Sent again it changes nothing; after expiry it can only attach the artifact."""
+    artifact = None if done.artifact is None else done.artifact.model_dump(exclude_none=True)
+    canonical(artifact)
+    population = await run_in_threadpool(_owner, parts, release)
+    operation = releases.commit(release=release, artifact=artifact)
+    return answered(await decide(request, parts, actor, population, operation, key))
+
+
+@router.post(
+    "/{release}/void", responses=problems("not-found", "conflict", "key-reused"), summary="Nothing left the house"
+)
+async def void(
+    release: ReleaseId, why: Void, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
+) -> JSONResponse:
+    """For a reason, which is recorded: the hold is gone, as if it had never been."""
+    canonical(why.evidence)
+    population = await run_in_threadpool(_owner, parts, release)
+    operation = releases.void(release=release, reason=why.reason, evidence=why.evidence)
+    return answered(await decide(request, parts, actor, population, operation, key))
+
+
+def _owner(parts: Parts, release: str) -> str:
+    return _owner_of(parts, release)
+
+
+@lru_cache(maxsize=_OWNERS_KEPT)  # a release never moves
+def _owner_of(parts: Parts, release: str) -> str:
+    with parts.database.transaction() as connection:
+        name = connection.execute(_OWNER, {"id": release}).scalar_one_or_none()
+    if name is None:
+        raise NotFound("release", release)
+    return str(name)

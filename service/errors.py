@@ -1,0 +1,73 @@
+"""What a request can be told, as a table: RFC 9457 problems with stable types. docs/errors.md lists them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of problem: its HTTP status, its title, and what to do about it."""
+
+    status: int
+    title: str
+    advice: str
+
+
+#: Every problem that the service answers with; the type is `urn:stint:problem:` and the name.
+PROBLEMS: Final[dict[str, Kind]] = {
+    "invalid": Kind(422, "The request cannot be read", "Change the field that is named, and send it again."),
+    "unauthorized": Kind(401, "No valid key", "Send `Authorization: Bearer sk_…` with a key that is still valid."),
+    "forbidden": Kind(403, "This key may not do that", "Use a key with one of the roles that are named."),
+    "not-found": Kind(404, "There is no such thing", "Check the name; lists show what there is."),
+    "not-allowed": Kind(405, "This address has no such method", "See /openapi.json for the methods of each address."),
+    "conflict": Kind(409, "The state of things forbids it", "Look at the current state, then decide anew."),
+    "gone": Kind(410, "It was erased", "Nothing can be looked up under an erased key."),
+    "precondition": Kind(412, "Somebody else changed it", "Read it again, and send If-Match with its new ETag."),
+    "too-large": Kind(413, "The request is too large", "Send less at a time."),
+    "unsupported": Kind(415, "The body has the wrong type", "Send one of the content types that are named."),
+    "key-reused": Kind(422, "The idempotency key was used for another request", "Take a new key for a new request."),
+    "busy": Kind(503, "Too much is going on", "Try again after Retry-After seconds, with the same Idempotency-Key."),
+    "unavailable": Kind(503, "The database cannot be reached", "Try again later, with the same Idempotency-Key."),
+    "internal": Kind(500, "A fault of ours", "Report it with the request id."),
+}  # fmt: skip
+
+
+@dataclass
+class Problem(Exception):
+    """An answer that is no success."""
+
+    name: str
+    detail: str
+    field_name: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """Its row in the table."""
+        return PROBLEMS[self.name]
+
+    def document(self, request_id: str) -> dict[str, Any]:
+        """The body of the answer."""
+        shown = {
+            "type": f"urn:stint:problem:{self.name}",
+            "title": self.kind.title,
+            "status": self.kind.status,
+            "detail": self.detail,
+            "advice": self.kind.advice,
+            "instance": f"urn:stint:request:{request_id}",
+        }
+        if self.field_name is not None:
+            shown["field"] = self.field_name
+        return shown | self.extra
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+class NotFound(Problem):
+    """There is no such population, release, task, datapoint, mechanism or key."""
+
+    def __init__(self, what: str, name: object) -> None:
+        super().__init__("not-found", f"There is no {what} {str(name)[:200]!r}.")

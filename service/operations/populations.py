@@ -1,0 +1,201 @@
+"""Populations, their policies and their tasks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from accountant import book as ledger_book
+from accountant.book import Book, Policy, Task
+from accountant.filters import Filter
+from accountant.guarantees import Guarantee
+from service.errors import Problem
+from service.operations import readings
+from service.store.writer import Decide, Outcome, stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from accountant.book import Body, Lookup
+    from accountant.chain import Link
+    from accountant.guarantees import ProofStatus
+    from accountant.ledger import OnExhausted
+    from service.store.database import Database
+
+_INSERT = text(
+    "INSERT INTO population (name, number, hash, root, created_at) VALUES (:name, 1, :hash, :root, :at) RETURNING id"
+)
+_INSERT_ENTRY = text(
+    "INSERT INTO entry (population_id, number, previous, hash, kind, at, body) "
+    "VALUES (:id, 1, :previous, :hash, 'population.created', :at, :body)"
+)
+
+
+def create(database: Database, body: Body, *, actor: str) -> dict[str, Any]:
+    """A population with its promise, which is its first entry."""
+    at = datetime.now(UTC)
+    spelled = ledger_book.spell(body, at=stamp(at), actor=actor)
+    book = Book.of(spelled)
+    head = book.chain.head
+    try:
+        with database.transaction() as connection:
+            new = {"name": book.name, "hash": head.hash, "root": head.root, "at": at}
+            identity = connection.execute(_INSERT, new).scalar_one()
+            first = {"id": identity, "previous": book.chain.link.previous, "hash": head.hash, "at": at, "body": spelled}
+            connection.execute(_INSERT_ENTRY, first)
+    except IntegrityError:
+        raise Problem("conflict", f"There is a population {book.name!r} already.", "name") from None
+    return shown(book)
+
+
+def shown(book: Book) -> dict[str, Any]:
+    """A population as an answer."""
+    promise = book.promise
+    guarantee = Guarantee(
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        unit=book.unit,
+        adjacency=book.adjacency,
+        proof_status="proved",
+    )
+    return {
+        "name": book.name,
+        "unit": book.unit,
+        "adjacency": book.adjacency,
+        "status": book.status,
+        "datapoints": book.size,
+        "cohorts": len(book.ledger.cohorts),
+        "tasks": len(book.tasks),
+        "releases": len(book.releases),
+        "promise": {
+            "epsilon": promise.epsilon,
+            "delta": promise.delta,
+            "proof_status": "proved",
+            "bound": "upper",
+            "text": str(guarantee),
+            "meaning": guarantee.meaning(),
+        },
+        "budget": {"epsilon": book.policy.budget.epsilon, "delta": book.policy.budget.delta},
+        "policy": policy(book.policy),
+        "entry": entry(book.chain.link),
+    }
+
+
+def policy(given: Policy) -> dict[str, Any]:
+    """A policy as an answer."""
+    return {
+        "version": given.version,
+        "epsilon": given.budget.epsilon,
+        "delta": given.budget.delta,
+        "on_exhausted": given.on_exhausted,
+        "accepts": list(given.accepts),
+        "named_scopes": given.named_scopes,
+    }
+
+
+def entry(link: Link) -> dict[str, Any]:
+    """Where something stands in the ledger."""
+    return {"number": link.number, "hash": link.hash.hex()}
+
+
+def _last(links: Sequence[Link]) -> dict[str, Any]:
+    return entry(links[-1])
+
+
+def etag(given: Policy) -> str:
+    """What a client shows that it has seen this version."""
+    return f'"{given.version}"'
+
+
+def change_policy(
+    *,
+    reason: str,
+    epsilon: float | None,
+    delta: float | None,
+    on_exhausted: OnExhausted | None,
+    accepts: Sequence[ProofStatus] | None,
+    named_scopes: bool | None,
+    if_match: str | None,
+) -> Decide:
+    """A new version: it may lower ε or δ and change rules, never raise them."""
+
+    def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
+        now = book.policy
+        if if_match is not None and if_match not in {"*", etag(now)}:
+            raise Problem("precondition", f"The policy is at version {now.version}.", "If-Match")
+        new = Policy(
+            version=now.version + 1,
+            budget=book.lowered(epsilon=epsilon, delta=delta),
+            on_exhausted=on_exhausted or now.on_exhausted,
+            accepts=now.accepts if accepts is None else tuple(accepts),
+            named_scopes=now.named_scopes if named_scopes is None else named_scopes,
+        )
+        over = sum(
+            len(members)
+            for history, members in book.ledger.cohorts.items()
+            if not new.budget.admits(readings.standing(new.budget, history))
+        )
+        body: Body = {"kind": "policy.changed", "policy": ledger_book.policy_to(new), "reason": reason}
+        return Outcome(
+            bodies=[body],
+            status=200,
+            respond=lambda links: {**policy(new), "already_over": over, "entry": _last(links)},
+        )
+
+    return decide
+
+
+def change_status(*, to: str, reason: str) -> Decide:
+    """Freeze, open again, or close for good."""
+
+    def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
+        if book.status == "closed" and to != "closed":
+            raise Problem("conflict", f"Population {book.name!r} is closed, for good.")
+        if book.status == to:
+            return Outcome(bodies=[], status=200, respond=lambda _: shown(book))
+        word = "opened" if to == "open" else to
+        return Outcome(
+            bodies=[{"kind": f"population.{word}", "reason": reason}], status=200, respond=lambda _: shown(book)
+        )
+
+    return decide
+
+
+def create_task(
+    *,
+    name: str,
+    members: Mapping[str, Any],
+    parts: Mapping[str, Mapping[str, Any]],
+    budget: Filter | None,
+    keys: Lookup | None,
+) -> Decide:
+    """A task; those that it shares datapoints with are named."""
+
+    def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
+        if book.status == "closed":
+            raise Problem("conflict", f"Population {book.name!r} is closed.")
+        task, body = book.task(name=name, members=members, parts=parts, budget=budget, keys=keys)
+        return Outcome(
+            bodies=[body], status=201, respond=lambda links: {**task_shown(book, task), "entry": _last(links)}
+        )
+
+    return decide
+
+
+def task_shown(book: Book, task: Task) -> dict[str, Any]:
+    """A task with what is spent, held and available in it, of the worst-off member."""
+    return {
+        "name": task.name,
+        "population": book.name,
+        "members": len(task.members),
+        "parts": {name: len(part) for name, part in task.parts.items()},
+        "epsilon": readings.worst_off(book, task.members),
+        "budget": None if task.budget is None else {"epsilon": task.budget.epsilon, "delta": task.budget.delta},
+        "task_epsilon": None if task.budget is None else readings.worst_off(book, task.members, ledger=task.name),
+        "overlaps": [{"task": other, "datapoints": count} for other, count in book.overlaps(task).items()],
+    }

@@ -1,0 +1,102 @@
+"""Spent, held and available, read from a book. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from accountant.cohorts import Scope
+from accountant.ledger import LIFELONG
+from accountant.ledger import standing as _standing
+
+if TYPE_CHECKING:
+    from accountant.book import Book
+    from accountant.filters import Cost, Filter, Reading
+    from accountant.histories import History
+
+QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+BINS: Final = 20
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def standing(budget: Filter, history: History, *, ledger: str = LIFELONG) -> Cost:
+    """Committed and held together."""
+    return _standing(budget, history, ledger)
+
+
+def reading(budget: Filter, history: History, *, ledger: str = LIFELONG) -> Reading:
+    """The three numbers of one history."""
+    nothing = budget.nothing
+    return budget.reading(committed=history.committed_in(ledger) or nothing, held=history.held_in(ledger) or nothing)
+
+
+def shown(given: Reading) -> dict[str, Any]:
+    """A reading as an answer."""
+    return {
+        "spent": finite(given.spent),
+        "held": finite(given.held),
+        "available": finite(given.available),
+        "budget": given.budget,
+    }
+
+
+def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> dict[str, Any]:
+    """The reading of the datapoint of a scope that has most behind it."""
+    budget = book.rules.ledgers[ledger]
+    histories = [history for history, _ in book.ledger.cohorts.touched(scope)]
+    worst = max(histories, key=lambda history: budget.meter(standing(budget, history, ledger=ledger)))
+    return shown(reading(budget, worst, ledger=ledger))
+
+
+def distribution(book: Book) -> dict[str, Any]:
+    """How the budget stands over all datapoints."""
+    budget = book.policy.budget
+    cohorts = sorted(
+        ((reading(budget, history), len(members)) for history, members in book.ledger.cohorts.items()),
+        key=lambda each: (each[0].spent + each[0].held, -each[0].available),
+    )
+    total = book.size
+    answer: dict[str, Any] = {
+        "population": book.name,
+        "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+        "bound": "upper",
+        "datapoints": total,
+        "cohorts": len(cohorts),
+        "note": (
+            "Meter readings: spent is the smallest budget that would admit what is committed, held how far open holds "
+            "raise it, available the largest single pure release that would still fit. They need not add up."
+        ),
+    }
+    if not cohorts:
+        return answer | {"worst_off": None, "quantiles": [], "histogram": [], "tasks": []}
+    answer["worst_off"] = {**shown(cohorts[-1][0]), "datapoints": cohorts[-1][1]}
+    quantiles, passed, at = [], 0, 0
+    for share in QUANTILES:
+        wanted = max(1, math.ceil(share * total))
+        while passed < wanted:
+            passed += cohorts[at][1]
+            at += 1
+        quantiles.append({"share": share, **shown(cohorts[at - 1][0])})
+    answer["quantiles"] = quantiles
+    counts = [0] * BINS
+    for each, datapoints in cohorts:
+        used = each.spent + each.held
+        counts[min(BINS - 1, int(BINS * used / budget.epsilon)) if math.isfinite(used) else BINS - 1] += datapoints
+    width = budget.epsilon / BINS
+    answer["histogram"] = [
+        {"from": place * width, "to": (place + 1) * width, "datapoints": count} for place, count in enumerate(counts)
+    ]
+    answer["tasks"] = [
+        {
+            "name": task.name,
+            "members": len(task.members),
+            "epsilon": worst_off(book, task.members),
+            "task_epsilon": worst_off(book, task.members, ledger=task.name) if task.budget else None,
+        }
+        for task in list(book.tasks.values())[:1000]
+    ]
+    return answer

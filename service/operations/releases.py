@@ -1,0 +1,353 @@
+"""Releases: proposed, then denied or held, then committed, voided or expired."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from accountant import sealed
+from accountant.events import Composed, event_to_json
+from accountant.guarantees import rounded_up
+from accountant.ledger import LIFELONG, regions, standing
+from service.errors import NotFound, Problem
+from service.operations.populations import entry
+from service.operations.readings import finite
+from service.store.writer import Decide, Outcome, stamp
+from trainers.catalog import mechanism as find_mechanism
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from accountant.book import Body, Book, Lookup
+    from accountant.chain import Link
+    from accountant.events import Event
+    from accountant.ledger import Charge, Decision, OnExhausted
+
+_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+DECLARATIONS: Final = ("label_space", "state", "tuning", "pretraining")
+MAX_ADVICE_EVENTS: Final = 20
+
+
+def new_id(prefix: str, at: datetime) -> str:
+    """A name that sorts by time: 48 bits of milliseconds and 80 of chance, in base 32 (a ULID)."""
+    number = int(at.timestamp() * 1000) << 80 | secrets.randbits(80)
+    return prefix + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What is asked: charges, or a mechanism on a scope."""
+
+    kind: str
+    charges: Sequence[Mapping[str, Any]] = ()
+    mechanism: Mapping[str, Any] | None = None
+    scope: Mapping[str, Any] | None = None
+    delta: float | None = None
+    on_exhausted: OnExhausted | None = None
+    hold_seconds: int
+    declared: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """The charges of a proposal, as the gate and as the log see them, and reasons to refuse it before the gate."""
+
+    charges: list[Charge]
+    spelled: list[Body]
+    reasons: list[dict[str, Any]]
+
+
+def price(book: Book, proposal: Proposal, keys: Lookup | None) -> Priced:
+    """What a proposal charges whom."""
+    documents, reasons = list(proposal.charges), list[dict[str, Any]]()
+    paths = [f"charges[{place}]" for place in range(len(documents))]
+    if proposal.mechanism is not None:
+        mechanism = find_mechanism(str(proposal.mechanism.get("name")))
+        quoted = mechanism.quote(proposal.mechanism.get("parameters", {}), adjacency=book.adjacency)
+        if mechanism.proof_status not in book.policy.accepts:
+            message = f"Mechanism {mechanism.name!r} is {mechanism.proof_status}: {mechanism.proof_note}"
+            reasons.append({"code": "policy.proof_status", "message": message})
+        if quoted.life is not None and not _fits_a_life(book, quoted.life):
+            budget = book.policy.budget
+            message = (
+                "The worst-off datapoint of this schedule would pass its lifelong budget of "
+                f"ε = {budget.epsilon:g} at δ = {budget.delta:g} before it leaves the stream."
+            )
+            reasons.append({"code": "schedule.exceeded", "message": message})
+        for each in quoted.charges:
+            if each.start is not None:
+                scope: Mapping[str, Any] | None = {"ranges": [[each.start, each.stop]]}
+            else:
+                scope = proposal.scope
+                if scope is not None and each.part is not None:
+                    scope = {**scope, "part": each.part}
+            if scope is None:
+                raise Problem("invalid", f"Mechanism {mechanism.name!r} needs a task or a scope.", "task")
+            documents.append({"scope": scope, "event": event_to_json(each.event)})
+            paths.append("mechanism")
+    if not documents:
+        raise Problem("invalid", "A proposal has charges, or a mechanism.", "charges")
+    pairs = [book.charge(document, path=path, keys=keys) for document, path in zip(documents, paths, strict=True)]
+    return Priced(charges=[charge for charge, _ in pairs], spelled=[body for _, body in pairs], reasons=reasons)
+
+
+def _fits_a_life(book: Book, life: Event) -> bool:
+    budget = book.policy.budget
+    return sealed.admits(budget, Composed(events=(life,)), book.adjacency, {budget.nothing: 1}, delta=0.0)
+
+
+def propose(proposal: Proposal, *, keys: Lookup | None) -> Decide:
+    """Decide, and record the decision whatever it is."""
+
+    def decide(book: Book, at: datetime, _connection: Connection | None) -> Outcome:
+        if book.status != "open":
+            raise Problem("conflict", f"Population {book.name!r} is {book.status}: nothing is released from it.")
+        release = new_id("rel_", at)
+        priced = price(book, proposal, keys)
+        decision = _decision(book, proposal, priced, release)
+        document = decision_shown(book, decision, priced.reasons)
+        admitted = document["outcome"] == "admitted"
+        expires_at = stamp(at + timedelta(seconds=proposal.hold_seconds)) if admitted else None
+        body = (
+            book.held_body(
+                decision,
+                kind=proposal.kind,
+                charges=priced.spelled,
+                expires_at=expires_at,
+                declared=proposal.declared,
+                shown=document,
+            )
+            if admitted
+            else book.denied_body(
+                release=release,
+                kind=proposal.kind,
+                datapoints=decision.datapoints,
+                charges=priced.spelled,
+                declared=proposal.declared,
+                shown=document,
+            )
+        )
+
+        def respond(links: Sequence[Link]) -> dict[str, Any]:
+            return {
+                "id": release,
+                "population": book.name,
+                "kind": proposal.kind,
+                "status": "held" if admitted else "denied",
+                "decision": document,
+                "findings": [],
+                "expires_at": expires_at,
+                "entry": entry(links[-1]),
+            }
+
+        return Outcome(bodies=[body], status=201, respond=respond)
+
+    return decide
+
+
+def dry_run(book: Book, proposal: Proposal, *, keys: Lookup | None) -> dict[str, Any]:
+    """The decision that would be made now; nothing is recorded."""
+    priced = price(book, proposal, keys)
+    decision = _decision(book, proposal, priced, "dry run")
+    document = decision_shown(book, decision, priced.reasons)
+    if book.status != "open":
+        message = f"Population {book.name!r} is {book.status}: nothing is released from it."
+        document = {**document, "outcome": "denied"}
+        document["reasons"] = [{"code": "population.status", "message": message}, *document["reasons"]]
+    return {
+        "population": book.name,
+        "kind": proposal.kind,
+        "status": "dry_run",
+        "decision": document,
+        "findings": [],
+    }
+
+
+def _decision(book: Book, proposal: Proposal, priced: Priced, release: str) -> Decision:
+    return book.propose(
+        release=release, charges=priced.charges, delta=proposal.delta, on_exhausted=proposal.on_exhausted
+    )
+
+
+def decision_shown(book: Book, decision: Decision, refusals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A decision as an answer: what, why, from where to where, and what would do instead."""
+    denied = bool(refusals) or decision.outcome == "denied"
+    reasons = [dict(each) for each in refusals] + [
+        {
+            "code": reason.code,
+            "message": reason.message,
+            "task": None if reason.ledger == LIFELONG else reason.ledger,
+            "datapoints": reason.datapoints,
+            "epsilon": finite(reason.epsilon),
+            "budget": reason.budget.epsilon,
+            "order": finite(reason.explanation.order),
+            "over": finite(reason.explanation.over),
+            "delta_over": max(0.0, reason.explanation.delta_over),
+        }
+        for reason in decision.reasons
+    ]
+    after = finite(decision.epsilon_after)
+    return {
+        "outcome": "denied" if denied else "admitted",
+        "reasons": reasons,
+        "epsilon": {
+            "before": finite(decision.epsilon_before),
+            "after": None if after is None else float(rounded_up(after, digits=12)),
+            "budget": book.policy.budget.epsilon,
+            "delta": book.policy.budget.delta,
+            "bound": "upper",
+        },
+        "datapoints": decision.datapoints,
+        "trimmed": decision.trimmed,
+        "quotes": [
+            {
+                "charges": list(quote.charges),
+                "task": None if quote.ledger == LIFELONG else quote.ledger,
+                "datapoints": quote.datapoints,
+                "price": str(quote.price),
+            }
+            for quote in decision.quotes[:100]
+        ],
+        "advice": [
+            {
+                "kind": advice.kind,
+                "message": advice.message,
+                "events": [event_to_json(event) for event in advice.events[:MAX_ADVICE_EVENTS]],
+                "datapoints": advice.datapoints,
+            }
+            for advice in decision.advice
+        ],
+    }
+
+
+def commit(*, release: str, artifact: Mapping[str, Any] | None) -> Decide:
+    """The release left the house. Once it has expired it is spent already, and only its artifact can be attached."""
+
+    def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
+        known = _known(book, release)
+        match known.status:
+            case "held":
+                body: Body = {"kind": "release.committed", "release": release}
+                if artifact is not None:
+                    body["artifact"] = dict(artifact)
+                return _resolved(book, release, [body])
+            case "committed" | "expired" if artifact is None or known.artifact == artifact:
+                return _resolved(book, release, [])
+            case "committed" | "expired" if artifact is not None and known.artifact is None:
+                attach: Body = {"kind": "artifact.attached", "release": release, "artifact": dict(artifact)}
+                return _resolved(book, release, [attach])
+            case "committed" | "expired":
+                raise Problem("conflict", f"Release {release} has another artifact already.", "artifact")
+            case status:
+                raise Problem("conflict", f"Release {release} is {status}: there is nothing to commit.")
+
+    return decide
+
+
+def void(*, release: str, reason: str, evidence: Mapping[str, Any] | None) -> Decide:
+    """Nothing of the release left the house, for a reason that is recorded."""
+
+    def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
+        match _known(book, release).status:
+            case "held":
+                body: Body = {"kind": "release.voided", "release": release, "reason": reason}
+                if evidence is not None:
+                    body["evidence"] = dict(evidence)
+                return _resolved(book, release, [body])
+            case "voided":
+                return _resolved(book, release, [])
+            case status:
+                raise Problem("conflict", f"Release {release} is {status}: only an open hold can be voided.")
+
+    return decide
+
+
+def expire(*, releases: Sequence[str]) -> Decide:
+    """What became of these is unknown, and unknown is spent. One that was resolved meanwhile is left alone."""
+
+    def decide(book: Book, at: datetime, _connection: Connection | None) -> Outcome:
+        due = [
+            name
+            for name in releases
+            if (known := book.releases.get(name)) is not None
+            and known.status == "held"
+            and known.expires_at is not None
+            and datetime.fromisoformat(known.expires_at) <= at
+        ]
+        bodies: list[Body] = [{"kind": "release.expired", "release": name} for name in due]
+        return Outcome(bodies=bodies, status=200, respond=lambda _: {"expired": due})
+
+    return decide
+
+
+def _known(book: Book, release: str) -> Any:
+    known = book.releases.get(release)
+    if known is None:
+        raise NotFound("release", release)
+    return known
+
+
+def _resolved(book: Book, release: str, bodies: Sequence[Body]) -> Outcome:
+    def respond(links: Sequence[Link]) -> dict[str, Any]:
+        return {**summary(book, release), "entry": entry(links[-1] if links else book.chain.link)}
+
+    return Outcome(bodies=bodies, status=200, respond=respond)
+
+
+def summary(book: Book, release: str) -> dict[str, Any]:
+    """A release in a list."""
+    known = _known(book, release)
+    return {
+        "id": known.id,
+        "population": book.name,
+        "kind": known.kind,
+        "status": known.status,
+        "datapoints": known.datapoints,
+        "expires_at": known.expires_at if known.status == "held" else None,
+        "artifact": known.artifact,
+    }
+
+
+def detail(book: Book, release: str, body: Mapping[str, Any], *, sees_individuals: bool) -> dict[str, Any]:
+    """A release with its charges and the decision that was made; whom it touched is for officers and auditors."""
+    charges = []
+    for charge in body["charges"]:
+        scope, _, _ = book.scope(charge["scope"])
+        named = set(charge["scope"]) <= {"task", "part", "ranges"}
+        charges.append(
+            {
+                "event": charge["event"],
+                "datapoints": len(scope),
+                "scope": charge["scope"] if sees_individuals or named else None,
+            }
+        )
+    return {
+        **summary(book, release),
+        "proposed_at": body["at"],
+        "actor": body["actor"],
+        "charges": charges,
+        "declared": body["declared"],
+        "decision": body["decision"],
+        "findings": [],
+        "policy": body["policy"],
+    }
+
+
+def how_often(book: Book, priced: Priced, *, most: int) -> int:
+    """How many releases with these charges would be admitted one after the other, each by its curve."""
+    if priced.reasons:
+        return 0
+    fits = most
+    for touching, scope in regions(priced.charges):
+        for ledger, budget in book.rules.ledgers.items():
+            named = [n for n in touching if ledger in (LIFELONG, priced.charges[n].task)]
+            if not named:
+                continue
+            cost = budget.price(Composed(events=tuple(priced.charges[n].event for n in named)), book.adjacency)
+            for history, _ in book.ledger.cohorts.touched(scope):
+                fits = min(fits, budget.how_often(cost, after=standing(budget, history, ledger)))
+    return fits

@@ -1,0 +1,212 @@
+"""What requests and answers look like. Unknown fields are refused: a misspelt limit must not be no limit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+PopulationName = Annotated[
+    str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", examples=["clinic-a"])
+]
+Epsilon = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+Delta = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**32, strict=True)]
+ProofStatus = Literal["proved", "claimed", "refuted"]
+OnExhausted = Literal["deny", "trim"]
+Role = Literal["pipeline", "officer", "auditor", "worker", "admin"]
+Scope = Annotated[
+    dict[str, Any],
+    Field(
+        description=(
+            'Whom it touches: {"task": …, "part": …}, {"ranges": [[start, stop], …]} (half-open ordinals), '
+            '{"keys": […]}, {"bitmap": "base64 roaring"} or {"union": […]}.'
+        ),
+        examples=[{"task": "2026-w46"}],
+    ),
+]
+
+
+class Closed(BaseModel):
+    """No fields but those that are named."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Budget(Closed):
+    """A promise for life; `preset` fixes the orders of its filter, `delta_parts` the share for approximate parts."""
+
+    epsilon: Epsilon
+    delta: Delta
+    preset: Literal["mixed", "gaussian", "pure"] = "mixed"
+    delta_parts: Delta | None = None
+
+
+class NewPopulation(Closed):
+    """The datapoints under one promise."""
+
+    name: PopulationName
+    unit: Literal["record", "user"]
+    adjacency: Literal["add_remove", "replace_one"] = "add_remove"
+    budget: Budget
+    on_exhausted: OnExhausted = "deny"
+    accepts: list[ProofStatus] = Field(default=["proved"], min_length=1, max_length=3)
+    named_scopes: bool = Field(default=False, description="whether pipelines may name single datapoints")
+
+
+class PolicyChange(Closed):
+    """A new version of a policy: it may lower ε or δ and change rules, never raise them."""
+
+    reason: Name
+    epsilon: Epsilon | None = None
+    delta: Delta | None = None
+    on_exhausted: OnExhausted | None = None
+    accepts: list[ProofStatus] | None = Field(default=None, min_length=1, max_length=3)
+    named_scopes: bool | None = None
+
+
+class StatusChange(Closed):
+    """Freeze, open again, or close for good."""
+
+    status: Literal["open", "frozen", "closed"]
+    reason: Name
+
+
+class NewDatapoints(Closed):
+    """So many datapoints without keys, or a few with keys; many with keys are streamed as NDJSON or CSV."""
+
+    count: Count | None = None
+    keys: list[Annotated[str, Field(min_length=1, max_length=1000)]] | None = Field(default=None, max_length=100_000)
+
+
+class Key(Closed):
+    """A datapoint's key. It travels in bodies only, never in an address that somebody logs."""
+
+    key: Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class NewTask(Closed):
+    """A named subset of a population, with named parts, and a budget of its own if it has one."""
+
+    name: Name
+    members: dict[str, Any] = Field(description='A scope, or {"next": n}: the n arrivals after those of all tasks.')
+    parts: dict[str, Scope] = Field(default_factory=dict)
+    budget: Budget | None = None
+
+
+class MechanismChoice(Closed):
+    """A mechanism of the catalog with its parameters."""
+
+    name: Name
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class ProposedCharge(Closed):
+    """An event on a scope."""
+
+    scope: Scope
+    event: dict[str, Any] = Field(examples=[{"kind": "gaussian", "noise_multiplier": 4.0}])
+
+
+class NewRelease(Closed):
+    """A proposal: explicit charges, or a mechanism on a task or scope."""
+
+    population: PopulationName
+    kind: Literal["weights", "labels", "prototypes", "window_model", "other"] = "weights"
+    charges: list[ProposedCharge] = Field(default_factory=list, max_length=1000)
+    mechanism: MechanismChoice | None = None
+    task: Name | None = None
+    part: Name | None = None
+    scope: Scope | None = None
+    delta: Delta | None = Field(default=None, description="declared δ of a collapse; 0 charges by the curve alone")
+    on_exhausted: OnExhausted | None = None
+    hold_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    label_space: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+    tuning: dict[str, Any] | None = None
+    pretraining: dict[str, Any] | None = None
+
+
+class NewReleases(Closed):
+    """Proposals that are decided one after the other."""
+
+    proposals: list[NewRelease] = Field(min_length=1, max_length=100)
+
+
+class Artifact(Closed):
+    """What left the house: its digest, and where it is."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    uri: Annotated[str, Field(max_length=2000)] | None = None
+    bytes: Annotated[int, Field(ge=0, le=2**53 - 1, strict=True)] | None = None
+    metrics: dict[str, Any] | None = None
+
+
+class Commit(Closed):
+    """The release left the house."""
+
+    artifact: Artifact | None = None
+
+
+class Void(Closed):
+    """Nothing of the release left the house."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=2000)]
+    evidence: dict[str, Any] | None = None
+
+
+class NewKey(Closed):
+    """A key for a pipeline, an officer, an auditor, a worker or an admin."""
+
+    name: Name
+    roles: list[Role] = Field(min_length=1, max_length=5)
+    expires_in_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
+
+
+class Price(Closed):
+    """Parameters to be priced."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    adjacency: Literal["add_remove", "replace_one"] = "add_remove"
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 1e-6
+
+
+class CalibrationRequest(Closed):
+    """DP-SGD steps for which the smallest noise is looked for."""
+
+    epsilon: Epsilon
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    sampling_probability: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    steps: Annotated[int, Field(ge=1, le=10**7, strict=True)]
+    adjacency: Literal["add_remove", "replace_one"] = "add_remove"
+
+
+class LabelSplitRequest(Closed):
+    """A budget, and the classes that must survive a label release."""
+
+    epsilon: Epsilon
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    class_size: Annotated[int, Field(ge=1, le=10**9, strict=True)]
+    probability: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+
+
+class WhatIf(Closed):
+    """A proposal, so many times in a row."""
+
+    proposal: NewRelease
+    times: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 20
+
+
+class ProblemDocument(BaseModel):
+    """An answer that is no success, as RFC 9457 has it; docs/errors.md lists the types."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    advice: str
+    instance: str
+    field: str | None = None

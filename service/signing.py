@@ -1,0 +1,56 @@
+"""The two secrets of an installation, in a file that only its owner can read: the signing key, and the key of keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What must not be in the database: back it up with it, and keep it apart from it."""
+
+    signing: Ed25519PrivateKey
+    datapoints: bytes  # under which keys of datapoints are hashed
+
+    @property
+    def public_key(self) -> bytes:
+        """The 32 bytes with which anybody can check a signature."""
+        return self.signing.public_key().public_bytes_raw()
+
+
+def load(folder: Path) -> Secrets:
+    """The secrets of an installation; made at its first start, by whoever is first."""
+    path = folder / "secrets.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        fresh = {"signing": secrets.token_hex(32), "datapoints": secrets.token_hex(32)}
+        draft = folder / f"secrets.json.{secrets.token_hex(8)}"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(fresh, file)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(draft, path)  # unlike a rename, it never replaces what somebody else made
+        draft.unlink()
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return Secrets(
+        signing=Ed25519PrivateKey.from_private_bytes(bytes.fromhex(stored["signing"])),
+        datapoints=bytes.fromhex(stored["datapoints"]),
+    )
+
+
+def is_signed(public_key: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether a signature is genuine."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

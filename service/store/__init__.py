@@ -1,0 +1,1 @@
+"""All SQL, and the books that are kept in memory beside it."""

@@ -1,0 +1,91 @@
+"""Books in memory, brought up to date from the log whenever they are opened.
+
+The log in PostgreSQL is the truth; a book is what its entries lead to. Whoever opens a book holds its lock, so nobody
+sees a decision before it is committed, and other processes' entries are read before anything is answered.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, text
+
+from accountant.book import Book
+from service.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from service.store.database import Database
+
+_HEAD = text("SELECT id, number FROM population WHERE name = :name")
+_ENTRIES = text(
+    "SELECT body FROM entry WHERE population_id = :id AND number > :after AND number <= :upto "
+    "ORDER BY number LIMIT 1000"
+)
+_LOCK = text("SELECT id, name, number FROM population WHERE name = ANY(:names) ORDER BY id FOR UPDATE")
+
+
+class Slot:
+    """Where a population's book is kept."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self.id = 0
+        self.book: Book | None = None
+
+    def catch_up(self, connection: Connection, number: int) -> Book:
+        """The book as it is after entry `number`."""
+        while self.book is None or self.book.number < number:
+            after = 0 if self.book is None else self.book.number
+            bodies = connection.execute(_ENTRIES, {"id": self.id, "after": after, "upto": number}).scalars().all()
+            assert bodies, "a head without its entries"
+            for body in bodies:
+                if self.book is None:
+                    self.book = Book.of(bytes(body))
+                else:
+                    self.book.apply(bytes(body))
+        assert self.book.number == number, "a book cannot be ahead of its log"
+        return self.book
+
+
+class Books:
+    """All books of this process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._slots: dict[str, Slot] = {}
+        self._lock = threading.Lock()
+
+    def slot(self, name: str) -> Slot:
+        """The place of a population's book, whether or not there is such a population."""
+        with self._lock:
+            return self._slots.setdefault(name, Slot(name))
+
+    @contextmanager
+    def read(self, name: str) -> Iterator[Book]:
+        """The book as it is now; nothing may change it inside the block."""
+        slot = self.slot(name)
+        with slot.lock, self._database.transaction() as connection:  # in the order of the writers
+            row = connection.execute(_HEAD, {"name": name}).one_or_none()
+            if row is None:
+                with self._lock:
+                    self._slots.pop(name, None)
+                raise NotFound("population", name)
+            slot.id = row.id
+            yield slot.catch_up(connection, row.number)
+
+
+def lock(connection: Connection, slots: Sequence[Slot]) -> dict[str, Book]:
+    """Lock these populations for a decision, always in the same order, and bring their books up to date."""
+    rows = connection.execute(_LOCK, {"names": [slot.name for slot in slots]}).all()
+    by_name = {slot.name: slot for slot in slots}
+    books: dict[str, Book] = {}
+    for row in rows:
+        slot = by_name[row.name]
+        slot.id = row.id
+        books[row.name] = slot.catch_up(connection, row.number)
+    return books

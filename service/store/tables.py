@@ -1,0 +1,137 @@
+"""The tables, as the code uses them. migrations/ makes them; a test proves that the two agree."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+metadata = MetaData(naming_convention={"pk": "%(table_name)s_pkey", "fk": "%(table_name)s_%(column_0_name)s_fkey"})
+_AT = DateTime(timezone=True)
+
+#: One row per population: the head of its chain. To decide is to lock this row.
+population = Table(
+    "population",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("root", LargeBinary, nullable=False),
+    Column("created_at", _AT, nullable=False),
+    UniqueConstraint("name", name="one_population_per_name"),
+)
+
+#: The truth. Only grows.
+entry = Table(
+    "entry",
+    metadata,
+    Column("population_id", BigInteger, ForeignKey("population.id"), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("previous", LargeBinary, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("release", Text),
+    Column("at", _AT, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("entries_of_a_release", "release", postgresql_where=text("release IS NOT NULL")),
+)
+
+#: Where the entry of a proposed release is. Only grows.
+release = Table(
+    "release",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("population_id", BigInteger, ForeignKey("population.id"), nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("at", _AT, nullable=False),
+    Index("releases_of_a_population", "population_id", "number"),
+)
+
+#: Open holds and when they run out: derived from the log, so that the sweeper need not read it.
+hold = Table(
+    "hold",
+    metadata,
+    Column("release", Text, primary_key=True),
+    Column("population_id", BigInteger, ForeignKey("population.id"), nullable=False),
+    Column("expires_at", _AT),
+    Index("holds_by_expiry", "expires_at"),
+)
+
+#: Keyed datapoints. The key itself is nowhere: only its digest under a secret that is not in the database.
+datapoint = Table(
+    "datapoint",
+    metadata,
+    Column("population_id", BigInteger, ForeignKey("population.id"), primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("ordinal", BigInteger, nullable=False),
+    Column("erased_at", _AT),
+    UniqueConstraint("population_id", "ordinal", name="one_key_per_ordinal"),
+)
+
+#: Cohorts as they stood at an entry: derived, and compared with the log by `stint verify`.
+cohort = Table(
+    "cohort",
+    metadata,
+    Column("population_id", BigInteger, ForeignKey("population.id"), primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("datapoints", BigInteger, nullable=False),
+    Column("members", LargeBinary, nullable=False),
+    Column("history", LargeBinary, nullable=False),
+)
+
+#: Answers to requests that carried an Idempotency-Key. Only grows.
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("response", LargeBinary, nullable=False),
+    Column("at", _AT, nullable=False),
+)
+
+#: Signed heads of all populations. Only grows.
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    Column("number", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", _AT, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("public_key", LargeBinary, nullable=False),
+    Column("heads", LargeBinary, nullable=False),
+)
+
+#: API keys, by the hash of their secret.
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("roles", Text, nullable=False),
+    Column("created_at", _AT, nullable=False),
+    Column("expires_at", _AT),
+    Column("revoked", Boolean, nullable=False, server_default=text("false")),
+    Column("last_used_at", _AT),
+    UniqueConstraint("secret_hash", name="one_key_per_secret"),
+)
+
+#: Tables that refuse UPDATE, DELETE and TRUNCATE.
+ONLY_GROW = ("entry", "release", "idempotency", "checkpoint")
