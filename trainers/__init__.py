@@ -1,1 +1,1 @@
-"""The documented mechanisms and the attacks that audit them. Nothing is here yet."""
+"""The documented mechanisms: `catalog` says what each of them does to data. The attacks that audit them are to come."""
