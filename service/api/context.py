@@ -16,6 +16,7 @@ from pyroaring import FrozenBitMap
 from starlette.concurrency import run_in_threadpool
 
 from service.errors import PROBLEMS, Problem
+from service.metrics import Metrics
 from service.operations import datapoints
 from service.operations.keys import Actor, Doorkeeper
 from service.schemas import ProblemDocument
@@ -26,7 +27,7 @@ from service.store.database import Database
 from service.store.writer import Answer, Decide, Idempotency, Operation, Writer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Parts:
     """The running service."""
 
@@ -36,6 +37,7 @@ class Parts:
     writer: Writer
     doorkeeper: Doorkeeper
     secrets: Secrets
+    metrics: Metrics
 
     def keys(self, population: str) -> Callable[[Sequence[str]], FrozenBitMap]:
         """How a scope's keys are looked up."""
@@ -73,7 +75,9 @@ def requires(*roles: str) -> Any:
         if scheme.lower() != "bearer" or not secret.startswith("sk_"):
             raise Problem("unauthorized", "This address needs a key.")
         parts = parts_of(request)
-        found = parts.doorkeeper.remembered(secret) or await run_in_threadpool(parts.doorkeeper.admit, secret)
+        found = parts.doorkeeper.remembered(secret)
+        if found is None:
+            found = await run_in_threadpool(parts.doorkeeper.admit, secret)
         request.state.actor = found.id
         if roles and not found.has(*roles):
             raise Problem("forbidden", f"This needs a key with one of the roles: {', '.join((*roles, 'admin'))}.")
@@ -134,7 +138,6 @@ def problems(*names: str) -> dict[int | str, dict[str, Any]]:
 
 
 MAX_PAGE = 1000
-Limit = Annotated[int, "how many at most"]
 
 
 def cursor_of(document: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import json
 import logging
 import queue
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from accountant.book import Body, Book
+    from service.metrics import Metrics
     from service.settings import Settings
     from service.store.books import Books
     from service.store.database import Database
@@ -93,8 +95,8 @@ class Operation:
 class Writer:
     """The threads that decide."""
 
-    def __init__(self, database: Database, shelf: Books, settings: Settings) -> None:
-        self._database, self._shelf, self._batch = database, shelf, settings.batch
+    def __init__(self, database: Database, shelf: Books, settings: Settings, metrics: Metrics) -> None:
+        self._database, self._shelf, self._batch, self._metrics = database, shelf, settings.batch, metrics
         self._queues: list[queue.Queue[Operation | None]] = [
             queue.Queue(settings.queue) for _ in range(settings.writers)
         ]
@@ -172,6 +174,7 @@ class Writer:
             for operation in batch:
                 self._together([operation])
             return
+        self._metrics.batch.observe(len(batch))
         for operation, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Answer):
                 operation.future.set_result(answer)
@@ -202,6 +205,8 @@ class Writer:
                     page.remember(key, decided)
             answers.append(decided)
         page.write(connection, {slot.name: slot.id for slot in slots}, opened)
+        for kind, count in page.kinds.items():
+            self._metrics.decisions.labels(kind).inc(count)
         return answers
 
 
@@ -247,6 +252,11 @@ class _Page:
                 if self._held.pop(body["release"], None) is None:
                     self._ended.append(body["release"])
         return book.chain.link
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many entries of each kind."""
+        return Counter(kind for _, _, kind, _, _ in self._entries)
 
     def remember(self, key: Idempotency, answer: Answer) -> None:
         """Keep an answer for ever."""

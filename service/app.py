@@ -1,0 +1,131 @@
+"""The web application: `create_app(settings)` for a server, `serve(settings)` to run one."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from accountant.errors import AccountantError, InvalidInput
+from service import signing
+from service.api import datapoints, keys, ledger, mechanisms, populations, releases, system
+from service.api.context import Parts
+from service.errors import Problem
+from service.metrics import Metrics
+from service.middleware import Gatehouse, as_problem
+from service.operations.keys import Doorkeeper
+from service.store.books import Books
+from service.store.database import Database, migrate
+from service.store.embedded import embedded
+from service.store.writer import Writer
+from service.sweeper import Sweeper
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from service.settings import Settings
+
+_log = logging.getLogger(__name__)
+DESCRIPTION = """\
+A ledger that knows, for every datapoint, everything that was ever released about it, and refuses the release that
+would say too much. Every ε is an upper bound. Errors are RFC 9457 problems (docs/errors.md). A POST may carry an
+`Idempotency-Key`: repeated under it, a request has one effect and the same answer, for ever.
+"""
+
+
+@contextmanager
+def database_url(settings: Settings) -> Iterator[str]:
+    """Where PostgreSQL is: as set, or embedded under the data folder."""
+    if settings.database_url:
+        yield settings.database_url
+    else:
+        with embedded(settings.data / "postgres") as url:
+            yield url
+
+
+@contextmanager
+def running(settings: Settings, *, sweeps: bool = True) -> Iterator[Parts]:
+    """All parts of the service, migrated and started; at the end, everything is finished and stopped in order."""
+    with ExitStack() as stack:
+        url = stack.enter_context(database_url(settings))
+        migrate(url)
+        metrics = Metrics()
+        database = Database(url, settings)
+        stack.callback(database.close)
+        books = Books(database)
+        writer = Writer(database, books, settings, metrics)
+        stack.callback(writer.close)
+        parts = Parts(
+            settings=settings,
+            database=database,
+            books=books,
+            writer=writer,
+            doorkeeper=Doorkeeper(database),
+            secrets=signing.load(settings.data),
+            metrics=metrics,
+        )
+        if sweeps:
+            stack.callback(Sweeper(parts).close)
+        yield parts
+
+
+def create_app(parts: Parts) -> FastAPI:
+    """The application over parts that run already."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.parts = parts
+        yield
+
+    app = FastAPI(
+        title="Stint", version="0.1.0", description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.parts = parts
+    for module in (populations, datapoints, releases, ledger, mechanisms, keys, system):
+        app.include_router(module.router)
+    app.add_exception_handler(Problem, _answer_problem)
+    app.add_exception_handler(AccountantError, _answer_problem)
+    app.add_exception_handler(RequestValidationError, _answer_problem)
+    app.add_exception_handler(HTTPException, _answer_problem)
+    app.add_middleware(Gatehouse, settings=parts.settings, metrics=parts.metrics)
+    return app
+
+
+async def _answer_problem(request: Request, failure: Exception) -> JSONResponse:
+    problem = _problem_of(failure)
+    headers = {"WWW-Authenticate": "Bearer"} if problem.kind.status == 401 else {}
+    if problem.kind.status == 503:
+        headers["Retry-After"] = "1"
+    if isinstance(failure, HTTPException) and failure.headers:
+        headers |= dict(failure.headers)
+    return JSONResponse(
+        problem.document(request.state.request_id),
+        status_code=problem.kind.status,
+        media_type="application/problem+json",
+        headers=headers,
+    )
+
+
+def _problem_of(failure: Exception) -> Problem:
+    match failure:
+        case InvalidInput():
+            return Problem("invalid", str(failure), failure.argument)
+        case AccountantError():
+            return Problem("invalid", str(failure))
+        case RequestValidationError():
+            first: dict[str, Any] = dict(failure.errors()[0])
+            where = [str(each) for each in first["loc"] if each not in {"body", "query", "path", "header"}]
+            return Problem("invalid", f"{'.'.join(where) or 'body'}: {first['msg']}.", ".".join(where) or "body")
+        case HTTPException(status_code=404):
+            return Problem("not-found", "There is nothing at this address.")
+        case HTTPException(status_code=405):
+            return Problem("not-allowed", "This address has no such method.")
+        case HTTPException():
+            return Problem("invalid", str(failure.detail))
+        case _:
+            return as_problem(failure)

@@ -1,0 +1,46 @@
+"""Run the service until it is told to stop."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from service import logs
+from service.app import create_app, running
+from service.operations import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from service.api.context import Parts
+    from service.settings import Settings
+
+_DRAIN_SECONDS = 20
+
+
+def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any]) -> None:
+    """Serve until SIGINT or SIGTERM: requests under way are answered, queued decisions made, then all is closed.
+
+    `started` hears the address, and the secret of the first key if this is the first start.
+    """
+    logs.configure(settings.log_level)
+    with running(settings) as parts, _listening(settings) as listener:
+        first = keys.ensure_first(parts.database)
+        host, port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            create_app(parts), log_config=None, timeout_graceful_shutdown=_DRAIN_SECONDS, lifespan="on",
+            access_log=False, server_header=False, timeout_keep_alive=30,
+        )  # fmt: skip
+        started(parts, f"http://{host}:{port}", first)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(settings: Settings) -> socket.socket:
+    """Bound before anything is promised, so that the printed address is the right one."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((settings.host, settings.port))
+    return listener

@@ -1,0 +1,85 @@
+"""What the service does by itself: holds that ran out become spent, and heads are signed. It needs no queue."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import TimeoutError as Late
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.errors import Problem
+from service.operations import evidence, releases
+from service.store.writer import Operation
+
+if TYPE_CHECKING:
+    from service.api.context import Parts
+
+_log = logging.getLogger(__name__)
+_DUE = text(
+    "SELECT population.name, array_agg(hold.release ORDER BY hold.release) AS releases FROM hold "
+    "JOIN population ON population.id = hold.population_id WHERE hold.expires_at <= now() GROUP BY population.name "
+    "LIMIT 100"
+)
+ACTOR = "sweeper"
+_WAIT_SECONDS = 60
+
+
+class Sweeper:
+    """A thread that looks again and again, until it is told to stop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking, and sign what there is."""
+        self._stop.set()
+        self._thread.join()
+        try:
+            checkpoint(self._parts)
+        except SQLAlchemyError:
+            _log.warning("no checkpoint at the end: the database does not answer")
+
+    def _run(self) -> None:
+        settings = self._parts.settings
+        signed = time.monotonic()
+        while not self._stop.wait(settings.sweep_seconds):
+            try:
+                sweep(self._parts)
+                if time.monotonic() - signed >= settings.checkpoint_seconds:
+                    checkpoint(self._parts)
+                    signed = time.monotonic()
+            except (SQLAlchemyError, Problem, Late):
+                _log.warning("the sweep failed and will be repeated", exc_info=True)
+            except Exception:  # noqa: BLE001 - a sweeper that died would leave holds open for ever
+                _log.exception("the sweep failed and will be repeated")
+
+
+def sweep(parts: Parts) -> int:
+    """Expire every hold that ran out: what became of it is unknown, and unknown is spent."""
+    with parts.database.transaction() as connection:
+        due = connection.execute(_DUE).all()
+    parts.metrics.sweeps.inc()
+    expired = 0
+    for row in due:
+        operation = Operation(population=row.name, actor=ACTOR, decide=releases.expire(releases=row.releases[:1000]))
+        expired += len(parts.writer.submit(operation).result(_WAIT_SECONDS).document["expired"])
+    return expired
+
+
+def checkpoint(parts: Parts) -> None:
+    """Store the cohorts of populations that moved since the last checkpoint, then sign all heads."""
+    made = evidence.checkpoint(parts.database, parts.secrets, unless_same=True)
+    if made is None:
+        return
+    for head in made["heads"]:
+        operation = Operation(
+            population=head["population"], actor=ACTOR, decide=evidence.store_cohorts(), uses_sql=True
+        )
+        parts.writer.submit(operation).result(_WAIT_SECONDS)
