@@ -137,6 +137,22 @@ def problems(*names: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def names_individuals(scope: Mapping[str, Any]) -> bool:
+    """Whether a scope, or one inside its union, names single datapoints: by anything but tasks, ranges and arrivals."""
+    inside = scope.get("union", [])
+    return any(
+        isinstance(each, dict) and not set(each) <= {"task", "part", "ranges", "next", "union"}
+        for each in (scope, *(inside if isinstance(inside, list) else []))
+    )
+
+
+def must_allow_names(parts: Parts, population: str, field_name: str) -> None:
+    """Refuse a pipeline that names single datapoints, unless the policy lets it."""
+    with parts.books.read(population) as book:
+        if not book.policy.named_scopes:
+            raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", field_name)
+
+
 MAX_PAGE = 1000
 
 

@@ -22,9 +22,11 @@ from service.api.context import (
     cursor_from,
     cursor_of,
     decide,
+    must_allow_names,
+    names_individuals,
     problems,
 )
-from service.errors import NotFound, Problem
+from service.errors import NotFound
 from service.operations import populations, readings
 from service.schemas import Budget, NewPopulation, NewTask, PolicyChange, PopulationName, StatusChange
 
@@ -147,13 +149,8 @@ async def create_task(
     population: Population, new: NewTask, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
 ) -> JSONResponse:
     """Members and parts by ranges, keys, bitmap or the next arrivals; overlaps with other tasks are reported."""
-    if not actor.has("officer"):
-        allowed = {"ranges", "next", "task", "part", "union"}
-        for document in (new.members, *new.parts.values()):
-            if not set(document) <= allowed:
-                with_names = await run_in_threadpool(_named_scopes, parts, population)
-                if not with_names:
-                    raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "members")
+    if not actor.has("officer") and any(map(names_individuals, (new.members, *new.parts.values()))):
+        await run_in_threadpool(must_allow_names, parts, population, "members")
     operation = populations.create_task(
         name=new.name,
         members=new.members,
@@ -162,11 +159,6 @@ async def create_task(
         keys=parts.keys(population),
     )
     return answered(await decide(request, parts, actor, population, operation, key))
-
-
-def _named_scopes(parts: Service, population: str) -> bool:
-    with parts.books.read(population) as book:
-        return book.policy.named_scopes
 
 
 @router.get("/{population}/tasks", responses=problems("not-found"), summary="All tasks")

@@ -22,6 +22,8 @@ from service.api.context import (
     cursor_from,
     cursor_of,
     decide,
+    must_allow_names,
+    names_individuals,
     problems,
 )
 from service.errors import NotFound, Problem
@@ -56,11 +58,8 @@ def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
     if new.mechanism is not None:
         declared["mechanism"] = new.mechanism.model_dump()
     canonical(declared)  # what has no canonical form cannot be logged, and is refused here
-    if not actor.has("officer"):
-        for document in (scope, *(charge.scope for charge in new.charges)):
-            if document is not None and _names_individuals(document):
-                _must_allow_names(parts, new.population)
-                break
+    if _needs_leave(new, actor):
+        must_allow_names(parts, new.population, "scope")
     return Proposal(
         kind=new.kind,
         charges=[charge.model_dump() for charge in new.charges],
@@ -73,18 +72,18 @@ def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
     )
 
 
-def _names_individuals(scope: dict[str, Any]) -> bool:
-    parts = scope.get("union", [])
-    inside = parts if isinstance(parts, list) else []
-    return any(
-        isinstance(each, dict) and not set(each) <= {"task", "part", "ranges", "union"} for each in (scope, *inside)
+def _needs_leave(new: NewRelease, actor: Actor) -> bool:
+    """Whether the policy must allow what this actor names."""
+    return not actor.has("officer") and any(
+        names_individuals(scope) for scope in (new.scope or {}, *(charge.scope for charge in new.charges))
     )
 
 
-def _must_allow_names(parts: Parts, population: str) -> None:
-    with parts.books.read(population) as book:
-        if not book.policy.named_scopes:
-            raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "scope")
+async def _read_proposal(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
+    """What the request proposes; where the policy must be asked, not in the way of other requests."""
+    if _needs_leave(new, actor):
+        return await run_in_threadpool(proposal_of, new, parts, actor)
+    return proposal_of(new, parts, actor)
 
 
 @router.post(
@@ -102,7 +101,7 @@ async def propose(
     key: IdempotencyKey = None,
 ) -> JSONResponse:
     """Held or denied: always recorded, with reasons and with what would fit instead."""
-    proposal = proposal_of(new, parts, actor)
+    proposal = await _read_proposal(new, parts, actor)
     keys = parts.keys(new.population)
     if dry_run:
         return JSONResponse(await run_in_threadpool(_dry_run, parts, new.population, proposal, keys))
@@ -127,7 +126,8 @@ async def propose_all(
     items: list[dict[str, Any]] = []
     for number, each in enumerate(new.proposals):
         try:
-            operation = releases.propose(proposal_of(each, parts, actor), keys=parts.keys(each.population))
+            proposal = await _read_proposal(each, parts, actor)
+            operation = releases.propose(proposal, keys=parts.keys(each.population))
             answer = await decide(request, parts, actor, each.population, operation, key, suffix=f"#{number}")
             items.append(answer.document)
         except (Problem, ValueError) as problem:

@@ -52,8 +52,8 @@ def gaussian(noise_multiplier: float) -> dict[str, Any]:
 class Caller:
     """Somebody with a key."""
 
-    client: httpx.Client
-    secret: str | None
+    client: httpx.Client = field(repr=False)
+    secret: str | None = field(repr=False)
 
     def ask(
         self,
@@ -69,7 +69,8 @@ class Caller:
         if self.secret is not None:
             sent.setdefault("Authorization", f"Bearer {self.secret}")
         if body is not None:
-            options["json"] = body
+            options["content"] = json.dumps(body)  # in ASCII, so that anything can be sent
+            sent.setdefault("Content-Type", "application/json")
         answer = self.client.request(method, path, headers=sent, **options)
         if status is not None:
             assert answer.status_code == status, f"{method} {path}: {answer.status_code} {answer.text[:2000]}"
@@ -107,10 +108,10 @@ class Caller:
 class House:
     """A running service, and people with keys to it."""
 
-    parts: Parts
-    client: httpx.Client
-    secrets: Mapping[str, str]
-    first: str | None
+    parts: Parts = field(repr=False)
+    client: httpx.Client = field(repr=False)
+    secrets: Mapping[str, str] = field(repr=False)
+    first: str | None = field(repr=False)
     url: str = field(repr=False)
 
     def as_(self, role: str | None) -> Caller:
