@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, reduce
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
-from operator import add
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,6 +36,8 @@ MAX_POINTS: Final = 2**21  # of one part: some hundred megabytes while it is put
 MAX_WORK: Final = 2**24  # points of all parts together: some seconds
 _SMALL_POINTS: Final = 2**15
 KEPT_POINTS: Final = 2**16  # transforms of more are not kept; of this many, a part or a release takes 1 MB of its cache
+MAX_FREQUENCIES: Final = 256  # of a transform of which the others were dropped
+_BLOCK, _ROWS, _MOST_ROWS = 128, 8, 512  # how a law is cut up for its lowest frequencies: so small, for one thread
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
 _LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
@@ -275,10 +276,10 @@ def aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Flo
 
 
 @lru_cache(maxsize=4096)
-def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> tuple[Floats, Floats]:
+def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> Floats:
     """ln E e^(tilt · loss) in both directions, of a coarser law from above: it loses more, so they are upper bounds."""
     both = pairs.laws(pair, mesh=mesh, tail=tail, side="above")
-    return _cumulant_table(both[0], mesh), _cumulant_table(both[1], mesh)
+    return np.array([_cumulant_table(law, mesh) for law in both])
 
 
 def _cumulant_table(law: Law, mesh: float) -> Floats:
@@ -293,33 +294,41 @@ def _cumulant_table(law: Law, mesh: float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """The law of a sum of losses in one direction, tilted and transformed, with what its errors depend on.
+    """The laws of a sum of losses, tilted and transformed, with what their errors depend on. Sums are compositions.
 
-    Sums are compositions.
+    Arrays have a row for each direction. `transform` may hold the lowest frequencies alone: transforms of tilted laws
+    are at most 1 in absolute value, so what the others may add, `dropped`, does not grow when more is composed.
     """
 
     transform: Complexes
-    cumulant: float
+    cumulant: Floats
     cumulants: Floats  # at least the true ones, at every tilt
-    log_finite: float  # ln of the probability that no loss is beyond the grids
+    log_finite: Floats  # ln of the probability that no loss is beyond the grids
     correction: float
     few: int  # steps of parts that are repeated seldom
     many: int  # steps of parts that are repeated often
+    noise: float  # error of the transform of any part
+    dropped: float  # what other frequencies than those of `transform` may add to any mass
 
     def __add__(self, other: Composed) -> Composed:
+        kept = min(self.kept, other.kept)
         return Composed(
-            transform=self.transform * other.transform,
+            transform=self.transform[:, :kept] * other.transform[:, :kept],
             cumulant=self.cumulant + other.cumulant,
             cumulants=self.cumulants + other.cumulants,
             log_finite=self.log_finite + other.log_finite,
             correction=self.correction + other.correction,
             few=self.few + other.few,
             many=self.many + other.many,
+            noise=max(self.noise, other.noise),
+            # either bounds the product, as far as it knows the other frequencies
+            dropped=min(law.dropped for law in (self, other) if law.kept == kept),
         )
 
     def __mul__(self, times: int) -> Composed:
         few, many = (times * self.steps, 0) if times < _MANY else (0, times * self.steps)
-        return Composed(
+        return replace(
+            self,
             transform=_power(self.transform, times),
             cumulant=times * self.cumulant,
             cumulants=times * self.cumulants,
@@ -334,66 +343,127 @@ class Composed:
         """How many losses were added up."""
         return self.few + self.many
 
+    @property
+    def kept(self) -> int:
+        """How many frequencies are known."""
+        return len(self.transform[0])
+
+    def cut(self, points: int, most: float = 8 * _ROUNDING) -> Composed:
+        """Without the frequencies that add at most so much to any mass all together, if few are left."""
+        sizes = np.abs(self.transform).max(axis=0)
+        tails = self.dropped + 2 / points * np.cumsum(sizes[::-1])[::-1]
+        kept = _length(max(int(np.searchsorted(-tails, -most)), 8))
+        if kept > MAX_FREQUENCIES or kept >= self.kept:
+            return self
+        return replace(self, transform=self.transform[:, :kept].copy(), dropped=float(tails[kept]))
+
     def rounding(self, points: int) -> float:
-        """How far rounding moves any mass of the law."""
-        return rounding(points, few=self.few, many=self.many, size=float(np.abs(self.transform).mean()))
+        """How far rounding, and what was dropped, move any mass of either law.
+
+        A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
+        2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
+        to the values, of which `size` is the mean. Rounding may lift |z| above 1 by so little that twice of what was
+        dropped is enough.
+        """
+        size = 2 / points * float(np.abs(self.transform).sum(axis=1).max()) + self.dropped
+        of_parts = self.few + self.many * (2 * size + 1e-15) + size
+        return self.noise * of_parts + 8 * _ROUNDING * self.steps * size + 2 * self.dropped
 
 
-def rounding(points: int, *, few: int, many: int, size: float) -> float:
-    """How far rounding moves any mass of a law whose transform has the mean absolute value `size`.
+def composed(counts: Counts, grid: Grid, side: Side, kept: int | None = None) -> Composed:
+    """All parts together, as far as the lowest `kept` frequencies are concerned; unless told, all that matter.
 
-    A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
-    2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
-    to the values.
+    The loudest parts come first. They soon leave few frequencies, and the others are asked for those alone.
     """
-    of_parts = few + many * (2 * size + 1e-15) + size
-    return _BUTTERFLY * (math.log2(points) + 2) * of_parts + 8 * _ROUNDING * (few + many) * size
-
-
-def composed(counts: Counts, grid: Grid, side: Side) -> tuple[Composed, Composed]:
-    """In both directions. What occurs equally often is multiplied before it is raised to that power."""
-    by_times: dict[int, list[tuple[Composed, Composed]]] = {}
-    for pair, times in counts.items():
-        by_times.setdefault(times, []).append(_once(pair, grid, side))
-    forward, backward = (
-        reduce(add, (reduce(add, (once[direction] for once in group)) * times for times, group in by_times.items()))
-        for direction in (0, 1)
+    loudest = sorted(
+        counts.items(), key=lambda item: -item[1] * _coarse_cumulants(item[0], grid.coarse, grid.tail)[0, grid.place]
     )
-    return forward, backward
+    total = None
+    for pair, times in loudest:
+        part = _once(pair, grid, side, kept) * times
+        total = part if total is None else total + part
+        if math.isfinite(total.dropped):
+            total = total.cut(grid.points)
+            kept = total.kept if total.kept <= MAX_FREQUENCIES else None
+    assert total is not None
+    return total
 
 
-def _once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
+def _once(pair: Pair, grid: Grid, side: Side, kept: int | None) -> Composed:
     points = _points(pair, grid.mesh, grid.tail)
     if points > MAX_POINTS:
         raise Uncovered(f"a part needs {points:.3g} points on a mesh of {grid.mesh:.3g}")
-    make = _kept_once if max(grid.points, points) <= KEPT_POINTS else _kept_once.__wrapped__
-    return make(pair, grid, side)
+    make = _kept_once if kept or max(grid.points, points) <= KEPT_POINTS else _kept_once.__wrapped__
+    return make(pair, grid, side, kept)
 
 
 @lru_cache(maxsize=256)
-def _kept_once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
-    forward, backward = pairs.laws(pair, mesh=grid.mesh, tail=grid.tail, side=side)
-    cumulants = _coarse_cumulants(pair, grid.coarse, grid.tail)
-    return _transformed(forward, cumulants[0], grid), _transformed(backward, cumulants[1], grid)
-
-
-def _transformed(law: Law, cumulants: Floats, grid: Grid) -> Composed:
-    if grid.tilt * grid.mesh * (law.first + len(law.mass)) > _LARGEST_EXPONENT:
+def _kept_once(pair: Pair, grid: Grid, side: Side, kept: int | None) -> Composed:
+    laws = pairs.laws(pair, mesh=grid.mesh, tail=grid.tail, side=side)
+    ends = np.array([law.first + len(law.mass) for law in laws])
+    if grid.tilt * grid.mesh * ends.max() > _LARGEST_EXPONENT:
         raise Uncovered("a loss is too large for the tilt of the grid")
+    rows = -(-len(laws[0].mass) // (_ROWS * _BLOCK)) * _ROWS
+    noise = _BUTTERFLY * (math.log2(grid.points) + 2)
+    if kept is None or rows > _MOST_ROWS or grid.tilt * grid.mesh * _BLOCK * rows > _LARGEST_EXPONENT:
+        transforms, totals = zip(*(_transformed(law, grid) for law in laws), strict=True)
+        transform, cumulant = np.array(transforms)[:, :kept].copy(), np.log(totals)
+    else:
+        transform, cumulant = _low_frequencies(laws, grid, rows, kept)
+        noise = max(noise, (rows + _BLOCK + 96) * _ROUNDING)
+    return Composed(
+        transform=transform,
+        cumulant=cumulant,
+        cumulants=_coarse_cumulants(pair, grid.coarse, grid.tail),
+        log_finite=np.log1p([-law.infinite for law in laws]),
+        correction=max(law.correction for law in laws),
+        few=1,
+        many=0,
+        noise=noise,
+        dropped=0.0 if kept is None else math.inf,
+    )
+
+
+def _transformed(law: Law, grid: Grid) -> tuple[Complexes, float]:
     tilted = law.mass * np.exp(grid.tilt * grid.mesh * np.arange(law.first, law.first + len(law.mass)))
     total = float(tilted.sum())
     folded = np.zeros(-(-len(tilted) // grid.points) * grid.points)
     folded[: len(tilted)] = tilted / total
     rolled = np.roll(folded.reshape(-1, grid.points).sum(axis=0), law.first % grid.points)
-    return Composed(
-        transform=fft.rfft(rolled),
-        cumulant=math.log(total),
-        cumulants=cumulants,
-        log_finite=math.log1p(-law.infinite),
-        correction=law.correction,
-        few=1,
-        many=0,
+    return fft.rfft(rolled), total
+
+
+def _low_frequencies(laws: tuple[Law, Law], grid: Grid, rows: int, kept: int) -> tuple[Complexes, Floats]:
+    """The lowest frequencies of both laws, normalised, and ln of what they were divided by.
+
+    Place aB + b has the factor s^(aB) s^b with s = e^(tilt · mesh − i frequency), so its sum is one over b and one over
+    a: either is wrong by a rounding per term, and a factor by 32 (exponents are exact, and angles below 2π).
+    """
+    of_rows, of_places = _factors(grid.points, grid.tilt * grid.mesh, 2 ** math.ceil(math.log2(rows)), kept)
+    mass = np.zeros((2, rows * _BLOCK))
+    for row, law in zip(mass, laws, strict=True):
+        row[: len(law.mass)] = law.mass
+    sums = (mass.reshape(-1, _ROWS, _BLOCK) @ of_places.view(np.float64)).view(np.complex128)
+    low = np.einsum("dak,ak->dk", sums.reshape(2, rows, kept), of_rows[-rows:])
+    totals, lasts = low[:, 0].real, np.array([law.first + mass.shape[1] - 1 for law in laws])
+    turned = _turned(grid.points, np.outer(lasts % grid.points, np.arange(kept)))
+    return low / totals[:, None] * turned, np.log(totals) + grid.tilt * grid.mesh * lasts
+
+
+@lru_cache(maxsize=16)
+def _factors(points: int, growth: float, rows: int, kept: int) -> tuple[Complexes, Complexes]:
+    """s^(aB) and s^b, for a and b up to 0."""
+    a, b = np.arange(1 - rows, 1) * _BLOCK, np.arange(1 - _BLOCK, 1)
+    of_rows, of_places = (
+        np.exp(growth * place)[:, None] * _turned(points, np.outer(place, np.arange(kept))) for place in (a, b)
     )
+    return of_rows, of_places
+
+
+def _turned(points: int, places: NDArray[np.int64]) -> Complexes:
+    """e^(−2πi · place / points)."""
+    turned: Complexes = np.exp((-2j * math.pi / points) * (places % points))
+    return turned
 
 
 def _power(base: Complexes, exponent: int) -> Complexes:
@@ -423,24 +493,25 @@ class _Profile(NamedTuple):
     error: Floats
 
 
-def _profile(law: Composed, grid: Grid, spare: float) -> _Profile:
+def _profile(law: Composed, direction: int, grid: Grid, spare: float) -> _Profile:
     mesh, points, tilt = grid.mesh, grid.points, grid.tilt
-    top = math.ceil(chernoff(law.cumulants, NEGLIGIBLE * spare) / mesh)
+    cumulants = law.cumulants[direction]
+    top = math.ceil(chernoff(cumulants, NEGLIGIBLE * spare) / mesh)
     # from ε = 0 on, and as far left as nothing overflows
     start = max(top - points + 1, 0, top - math.floor(300 / (tilt + 1) / mesh))
     base = start * mesh
-    log_scale = law.cumulant - tilt * base
+    log_scale = float(law.cumulant[direction]) - tilt * base
     if start > top or log_scale > 300:
         raise Uncovered("the loss is out of range")
     index = np.arange(start, top + 1)
     offset: Floats = (index - start) * np.float64(mesh)
     shrink = math.exp(log_scale) * np.exp(-tilt * offset)
-    weight = fft.irfft(law.transform, points)[index % points] * shrink
+    weight = fft.irfft(law.transform[direction], points)[index % points] * shrink
     odds = np.exp(offset)
     first, second = _sums_above(weight), _sums_above(weight / odds)
     error = (
         law.rounding(points) / -math.expm1(-tilt * mesh) * shrink
-        + aliased(law.cumulants, grid.place, grid.width, base + offset)
+        + aliased(cumulants, grid.place, grid.width, base + offset)
         + NEGLIGIBLE * spare  # beyond the top
         + 4 * points * _ROUNDING * np.abs(first)
     )
@@ -459,21 +530,22 @@ class _Solution(NamedTuple):
     error: float
 
 
-def epsilon_above(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:
+def epsilon_above(law: Composed, grid: Grid, spare: float) -> float:
     """An ε at which the finite losses of neither direction have more than `spare`."""
-    return _solution(laws, grid, spare).epsilon
+    return _solution(law, grid, spare).epsilon
 
 
-def _solution(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> _Solution:
-    solved = [_solved_above(law, grid, spare) for law in laws]
+def _solution(law: Composed, grid: Grid, spare: float) -> _Solution:
+    solved = [_solved_above(law, direction, grid, spare) for direction in (0, 1)]
     return _Solution(max(each.epsilon for each in solved), max(each.error for each in solved))
 
 
-def _solved_above(law: Composed, grid: Grid, spare: float) -> _Solution:
-    spare = (spare + math.expm1(law.log_finite) * (1 + 1e-12)) / (1 + pairs.TAIL_ERROR) ** law.steps
+def _solved_above(law: Composed, direction: int, grid: Grid, spare: float) -> _Solution:
+    infinite = -math.expm1(law.log_finite[direction]) * (1 + 1e-12)
+    spare = (spare - infinite) / (1 + pairs.TAIL_ERROR) ** law.steps
     if spare <= 0:
         raise Uncovered("the chance that everything is given away uses up δ")
-    profile = _profile(law, grid, spare)
+    profile = _profile(law, direction, grid, spare)
     fits = np.flatnonzero(profile.value + profile.error <= spare)
     if not len(fits):
         raise Uncovered("rounding errors are larger than δ")
@@ -490,13 +562,13 @@ def _solved_above(law: Composed, grid: Grid, spare: float) -> _Solution:
     return _Solution(max(0.0, profile.base + offset + law.correction) * (1 + 1e-12), error)
 
 
-def _epsilon_below(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:
+def _epsilon_below(law: Composed, grid: Grid, spare: float) -> float:
     """An ε at which the finite losses of one direction have more than `spare`."""
-    return max(_solved_below(law, grid, spare) for law in laws)
+    return max(_solved_below(law, direction, grid, spare) for direction in (0, 1))
 
 
-def _solved_below(law: Composed, grid: Grid, spare: float) -> float:
-    profile = _profile(law, grid, spare)
+def _solved_below(law: Composed, direction: int, grid: Grid, spare: float) -> float:
+    profile = _profile(law, direction, grid, spare)
     misses = np.flatnonzero(profile.value - profile.error > spare)
     if not len(misses):
         return 0.0
