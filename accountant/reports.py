@@ -18,7 +18,6 @@ from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accountant.engines import pairs, prv, rdp
 from accountant.engines.pairs import Uncovered
@@ -139,7 +138,9 @@ class OnGrid(NamedTuple):
     def plus(self, event: Event, adjacency: Adjacency) -> OnGrid:
         """With one more release."""
         law, log_finite = _release(event, self.grid, adjacency)
-        return self if law is None else OnGrid(self.grid, self.law + law, self.log_finite + log_finite)
+        if law is None:
+            return self
+        return OnGrid(self.grid, (self.law + law).cut(self.grid.points), self.log_finite + log_finite)
 
     def serves(self, delta: float, epsilon: float) -> bool:
         """Whether an ε near this one is still found well."""
@@ -160,8 +161,7 @@ class OnGrid(NamedTuple):
 class _Kernel(NamedTuple):
     """What turns frequencies into δ: transforms of e^(−tilt · x) (1 − e^−x), as two geometric sums, and constants."""
 
-    number: NDArray[np.int64]
-    turn: complex
+    turns: prv.Complexes
     both: prv.Complexes
     total: float
     place: int  # of the tilts above the grid's
@@ -172,8 +172,7 @@ class _Kernel(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _kernel(grid: prv.Grid, kept: int) -> _Kernel:
-    number = np.arange(kept, dtype=np.int64)
-    frequency = number * (2 * math.pi / grid.points)
+    frequency = np.arange(kept) * (2 * math.pi / grid.points)
     share = np.full(kept, 2 / grid.points)
     share[0] /= 2
     both = [
@@ -183,8 +182,7 @@ def _kernel(grid: prv.Grid, kept: int) -> _Kernel:
     tilts = prv.TILTS[grid.place + 1 :]
     further = (tilts - grid.tilt) * grid.width
     return _Kernel(
-        number=number,
-        turn=2j * math.pi / grid.points,
+        turns=np.array(1j * frequency),
         both=np.array(both).T.copy(),
         total=1 / -math.expm1(-grid.tilt * grid.mesh),
         place=grid.place + 1,
@@ -212,23 +210,27 @@ class Sketch(NamedTuple):
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on δ at this ε, on the `CONDITION`."""
-        real("epsilon", epsilon, NOT_NEGATIVE)
+        return self._delta(real("epsilon", epsilon, NOT_NEGATIVE))
+
+    def _delta(self, epsilon: float) -> float:
         grid, law, kernel = self.grid, self.law, _kernel(self.grid, self.law.kept)
         epsilon = max(0.0, epsilon - law.correction)
         first = math.floor(epsilon / grid.mesh) + 1
         beyond = first * grid.mesh - epsilon
-        turned = np.exp(kernel.turn * (kernel.number * (first % grid.points) % grid.points))
+        turned = np.exp(kernel.turns * (first % grid.points))
         sums = ((law.transform * turned) @ kernel.both).real.tolist()
-        noise = 4 * kernel.total * (law.rounding(grid.points) + 1e-15 * law.kept)
-        exponents = (law.cumulants[:, kernel.place :] - (kernel.tilts * epsilon + kernel.further)).min(axis=1)
+        of_once, of_odds = math.exp(-grid.tilt * beyond), math.exp(-(grid.tilt + 1) * beyond)
+        # Angles are at most 2π · kept, and wrong by three roundings of that.
+        noise = 4 * kernel.total * (law.rounding + 4e-15 * law.kept)
+        exponents = np.minimum.reduce(law.cumulants[:, kernel.place :] - (kernel.tilts * epsilon + kernel.further), 1)
         finite = 0.0
         for (once, odds), log_finite, cumulant, aliased in zip(
             sums, law.log_finite.tolist(), law.cumulant.tolist(), exponents.tolist(), strict=True
         ):
             if cumulant - grid.tilt * epsilon > 300:
                 return 1.0
-            value = math.exp(-grid.tilt * beyond) * once - math.exp(-(grid.tilt + 1) * beyond) * odds
-            counted_above = math.exp(cumulant - grid.tilt * epsilon) * (max(0.0, value) + noise)
+            value = max(0.0, of_once * once - of_odds * odds) + noise
+            counted_above = math.exp(cumulant - grid.tilt * epsilon) * value
             # What lies beyond the window is less than what wraps around from above.
             counted_above += 2 * math.exp(min(0.0, aliased)) + kernel.from_below
             infinite = -math.expm1(log_finite) * (1 + 1e-12)
@@ -237,22 +239,24 @@ class Sketch(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε that is proved at this δ."""
-        if self.delta(0.0) <= delta:
+
+        def over(epsilon: float) -> float:
+            return math.log(self._delta(epsilon) / delta)
+
+        low, over_low = 0.0, over(0.0)
+        if over_low <= 0:
             return 0.0
-        low, high = 0.0, self.grid.width
-        over_low, over_high = self._over(low, delta), self._over(high, delta)
+        high = max(prv.chernoff(cumulants, delta) for cumulants in self.law.cumulants)
+        over_high = over(high)
         while over_high > 0:
             if high > 16 * self.grid.width:
                 raise Uncovered("rounding errors are larger than δ")
             low, over_low, high = high, over_high, 2 * high
-            over_high = self._over(high, delta)
+            over_high = over(high)
         return closest(
-            lambda epsilon: self._over(epsilon, delta),
+            over,
             (high, over_high),
             (low, over_low),
             between=lambda fits, fails, share: fits + (fails - fits) * share,
             done=lambda fits, fails: fits - fails <= _PRECISION * (1 + fails),
         )
-
-    def _over(self, epsilon: float, delta: float) -> float:
-        return math.log(self.delta(epsilon) / delta)

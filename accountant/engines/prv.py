@@ -45,6 +45,8 @@ _FINER: Final = 16  # at most, for laws from below: merging loses more than spli
 PRECISION: Final = 3e-5  # of ε, relative, for the choice of the mesh
 TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
 _LARGEST_EXPONENT: Final = 690.0
+_SCALE_ERROR: Final = 1e-12  # of a logarithm below 1,400 in absolute value, and more
+_LEAST_TOTAL: Final = 1e-250  # of tilted masses; less may have lost its digits
 _ROUNDING: Final = 2.0**-53
 _BUTTERFLY: Final = 6 * _ROUNDING  # error of one stage of a transform, of a law of mass 1
 NEGLIGIBLE: Final = 1e-6  # of δ
@@ -278,18 +280,34 @@ def aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Flo
 @lru_cache(maxsize=4096)
 def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> Floats:
     """ln E e^(tilt · loss) in both directions, of a coarser law from above: it loses more, so they are upper bounds."""
-    both = pairs.laws(pair, mesh=mesh, tail=tail, side="above")
-    return np.array([_cumulant_table(law, mesh) for law in both])
-
-
-def _cumulant_table(law: Law, mesh: float) -> Floats:
-    loss = mesh * np.arange(law.first, law.first + len(law.mass))
-    table = np.full(len(TILTS), math.inf)
-    for place, tilt in enumerate(TILTS):
-        if tilt * loss[-1] < _LARGEST_EXPONENT:
-            # the margin covers the rounding of the sum
-            table[place] = math.log(float(np.exp(tilt * loss) @ law.mass)) + 1e-13
+    laws = pairs.laws(pair, mesh=mesh, tail=tail, side="above")
+    rows = _rows(laws)
+    of_rows, of_places = (np.exp(np.outer(mesh * places, TILTS)) for places in _places(rows))
+    sums = (_blocks(laws, rows) @ of_places).reshape(2, rows, len(TILTS))
+    totals = np.einsum("dat,at->dt", sums, of_rows)
+    tops = mesh * np.array([[law.first + len(law.mass) - 1] for law in laws])
+    # the margin covers the rounding of exponents, which are of a few hundred where they matter, and of the sums
+    margin = 1e-12 + 2 * rows * _ROUNDING
+    table: Floats = np.log(np.maximum(totals, _LEAST_TOTAL)) + TILTS * tops + margin
+    table[(TILTS * tops >= _LARGEST_EXPONENT) | (totals < _LEAST_TOTAL)] = math.inf
     return table
+
+
+def _rows(laws: tuple[Law, Law]) -> int:
+    return -(-len(laws[0].mass) // (_ROWS * _BLOCK)) * _ROWS
+
+
+def _blocks(laws: tuple[Law, Law], rows: int) -> Floats:
+    """The masses of both laws, in so many rows each, so that the last place of either is the last of its rows."""
+    blocks = np.zeros((2, rows * _BLOCK))
+    for block, law in zip(blocks, laws, strict=True):
+        block[-len(law.mass) :] = law.mass
+    return blocks.reshape(-1, _ROWS, _BLOCK)
+
+
+def _places(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where rows begin and where the places of a row are, as seen from the last of all: up to 0."""
+    return np.arange(1 - rows, 1) * _BLOCK, np.arange(1 - _BLOCK, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +326,7 @@ class Composed:
     few: int  # steps of parts that are repeated seldom
     many: int  # steps of parts that are repeated often
     noise: float  # error of the transform of any part
+    size: float  # at least the mean of the transform's absolute values
     dropped: float  # what other frequencies than those of `transform` may add to any mass
 
     def __add__(self, other: Composed) -> Composed:
@@ -321,6 +340,7 @@ class Composed:
             few=self.few + other.few,
             many=self.many + other.many,
             noise=max(self.noise, other.noise),
+            size=min(self.size, other.size),
             # either bounds the product, as far as it knows the other frequencies
             dropped=min(law.dropped for law in (self, other) if law.kept == kept),
         )
@@ -352,22 +372,22 @@ class Composed:
         """Without the frequencies that add at most so much to any mass all together, if few are left."""
         sizes = np.abs(self.transform).max(axis=0)
         tails = self.dropped + 2 / points * np.cumsum(sizes[::-1])[::-1]
+        law = replace(self, size=float(tails[0]))
         kept = _length(max(int(np.searchsorted(-tails, -most)), 8))
         if kept > MAX_FREQUENCIES or kept >= self.kept:
-            return self
-        return replace(self, transform=self.transform[:, :kept].copy(), dropped=float(tails[kept]))
+            return law
+        return replace(law, transform=self.transform[:, :kept].copy(), dropped=float(tails[kept]))
 
-    def rounding(self, points: int) -> float:
+    @property
+    def rounding(self) -> float:
         """How far rounding, and what was dropped, move any mass of either law.
 
         A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
         2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
-        to the values, of which `size` is the mean. Rounding may lift |z| above 1 by so little that twice of what was
-        dropped is enough.
+        to the values. Rounding may lift |z| above 1 by so little that twice of what was dropped is enough.
         """
-        size = 2 / points * float(np.abs(self.transform).sum(axis=1).max()) + self.dropped
-        of_parts = self.few + self.many * (2 * size + 1e-15) + size
-        return self.noise * of_parts + 8 * _ROUNDING * self.steps * size + 2 * self.dropped
+        of_parts = self.few + self.many * (2 * self.size + 1e-15) + self.size
+        return self.noise * of_parts + 8 * _ROUNDING * self.steps * self.size + 2 * self.dropped
 
 
 def composed(counts: Counts, grid: Grid, side: Side, kept: int | None = None) -> Composed:
@@ -403,14 +423,15 @@ def _kept_once(pair: Pair, grid: Grid, side: Side, kept: int | None) -> Composed
     ends = np.array([law.first + len(law.mass) for law in laws])
     if grid.tilt * grid.mesh * ends.max() > _LARGEST_EXPONENT:
         raise Uncovered("a loss is too large for the tilt of the grid")
-    rows = -(-len(laws[0].mass) // (_ROWS * _BLOCK)) * _ROWS
+    rows = _rows(laws)
     noise = _BUTTERFLY * (math.log2(grid.points) + 2)
     if kept is None or rows > _MOST_ROWS or grid.tilt * grid.mesh * _BLOCK * rows > _LARGEST_EXPONENT:
         transforms, totals = zip(*(_transformed(law, grid) for law in laws), strict=True)
         transform, cumulant = np.array(transforms)[:, :kept].copy(), np.log(totals)
     else:
         transform, cumulant = _low_frequencies(laws, grid, rows, kept)
-        noise = max(noise, (rows + _BLOCK + 96) * _ROUNDING)
+        cumulant += _SCALE_ERROR if side == "above" else -_SCALE_ERROR
+        noise = max(noise, (1.5 * (rows + _BLOCK) + 96) * _ROUNDING)
     return Composed(
         transform=transform,
         cumulant=cumulant,
@@ -420,6 +441,7 @@ def _kept_once(pair: Pair, grid: Grid, side: Side, kept: int | None) -> Composed
         few=1,
         many=0,
         noise=noise,
+        size=1.0,
         dropped=0.0 if kept is None else math.inf,
     )
 
@@ -436,16 +458,14 @@ def _transformed(law: Law, grid: Grid) -> tuple[Complexes, float]:
 def _low_frequencies(laws: tuple[Law, Law], grid: Grid, rows: int, kept: int) -> tuple[Complexes, Floats]:
     """The lowest frequencies of both laws, normalised, and ln of what they were divided by.
 
-    Place aB + b has the factor s^(aB) s^b with s = e^(tilt · mesh − i frequency), so its sum is one over b and one over
-    a: either is wrong by a rounding per term, and a factor by 32 (exponents are exact, and angles below 2π).
+    Place aB + b has the factor s^(aB) s^b with s = e^(tilt · mesh − i frequency), so the sum is one over b and then one
+    over a. Either is wrong by √2 roundings per term of what it is at frequency 0, and each of the three factors by 32
+    at most: exponents are exact, since tilts and meshes are powers of two, and angles are below 2π.
     """
     of_rows, of_places = _factors(grid.points, grid.tilt * grid.mesh, 2 ** math.ceil(math.log2(rows)), kept)
-    mass = np.zeros((2, rows * _BLOCK))
-    for row, law in zip(mass, laws, strict=True):
-        row[: len(law.mass)] = law.mass
-    sums = (mass.reshape(-1, _ROWS, _BLOCK) @ of_places.view(np.float64)).view(np.complex128)
+    sums = (_blocks(laws, rows) @ of_places.view(np.float64)).view(np.complex128)
     low = np.einsum("dak,ak->dk", sums.reshape(2, rows, kept), of_rows[-rows:])
-    totals, lasts = low[:, 0].real, np.array([law.first + mass.shape[1] - 1 for law in laws])
+    totals, lasts = low[:, 0].real, np.array([law.first + len(law.mass) - 1 for law in laws])
     turned = _turned(grid.points, np.outer(lasts % grid.points, np.arange(kept)))
     return low / totals[:, None] * turned, np.log(totals) + grid.tilt * grid.mesh * lasts
 
@@ -453,9 +473,8 @@ def _low_frequencies(laws: tuple[Law, Law], grid: Grid, rows: int, kept: int) ->
 @lru_cache(maxsize=16)
 def _factors(points: int, growth: float, rows: int, kept: int) -> tuple[Complexes, Complexes]:
     """s^(aB) and s^b, for a and b up to 0."""
-    a, b = np.arange(1 - rows, 1) * _BLOCK, np.arange(1 - _BLOCK, 1)
     of_rows, of_places = (
-        np.exp(growth * place)[:, None] * _turned(points, np.outer(place, np.arange(kept))) for place in (a, b)
+        np.exp(growth * place)[:, None] * _turned(points, np.outer(place, np.arange(kept))) for place in _places(rows)
     )
     return of_rows, of_places
 
@@ -510,7 +529,7 @@ def _profile(law: Composed, direction: int, grid: Grid, spare: float) -> _Profil
     odds = np.exp(offset)
     first, second = _sums_above(weight), _sums_above(weight / odds)
     error = (
-        law.rounding(points) / -math.expm1(-tilt * mesh) * shrink
+        law.rounding / -math.expm1(-tilt * mesh) * shrink
         + aliased(cumulants, grid.place, grid.width, base + offset)
         + NEGLIGIBLE * spare  # beyond the top
         + 4 * points * _ROUNDING * np.abs(first)
