@@ -116,14 +116,17 @@ def distribution(book: Book, *, at: datetime, windows: int = 0) -> dict[str, Any
     return answer
 
 
-def _forecast(book: Book, worst: Reading, at: datetime) -> dict[str, Any]:
-    """When the worst-off datapoint runs out if things go on as they went on average: a guess, and no bound."""
-    days = max((at - datetime.fromisoformat(book.created_at)).total_seconds() / 86_400, 1e-9)
-    used = worst.spent + worst.held
-    rate = used / days
-    left = worst.available / rate if rate > 0 and math.isfinite(rate) else None
+def _forecast(book: Book, worst: Reading, at: datetime) -> dict[str, Any] | None:
+    """When the worst-off datapoint runs out if things go on as they went on average: a guess, and no bound.
+
+    None in the first day, of which nothing follows.
+    """
+    days = (at - datetime.fromisoformat(book.created_at)).total_seconds() / 86_400
+    rate = (worst.spent + worst.held) / days if days >= 1 else 0.0
+    if not 0 < rate < math.inf:
+        return None
     return {
-        "epsilon_per_day": finite(rate),
-        "days_left": None if left is None else min(left, 1e6),
+        "epsilon_per_day": rate,
+        "days_left": min(worst.available / rate, 1e6),
         "note": "An extrapolation of the average so far, and no bound.",
     }
