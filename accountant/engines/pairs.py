@@ -56,6 +56,7 @@ _LEAST_SHIFT: Final = 1e-9  # of a Gaussian; a smaller one is charged like this
 _LEAST_LOSS: Final = 1e-30  # a smaller bound is charged like this
 _LEAST_RATE: Final = 1e-30  # a lower sampling rate is charged like this
 _MOST_RATE: Final = 0.999  # a higher sampling rate is charged like 1: the loss near ln(1 − q) would lose its digits
+_KEPT_CELLS: Final = 2**15  # masses of more cells are not kept; of this many, they take 1 MB
 _LEAST_SIGMA: Final = 0.05  # of a sampled Gaussian under replace-one; less noise leaves the range of floats
 
 
@@ -371,11 +372,18 @@ def laws(pair: Pair, *, mesh: float, tail: float, side: Side) -> tuple[Law, Law]
     """
     lowest, highest = support(pair, tail)
     first, last = math.floor(lowest / mesh) - 1, math.ceil(highest / mesh) + 1
-    grid: Floats = np.arange(first, last + 1) * np.float64(mesh)
-    masses = pair.masses(np.concatenate([[-np.inf], grid, [np.inf]]))
+    make_cells = _kept_cells if last - first <= _KEPT_CELLS else _kept_cells.__wrapped__
+    grid, masses = make_cells(pair, first, last, mesh)
     mirrored = Masses(masses.q[::-1], masses.p[::-1], masses.error[::-1])
     make = _law_above if side == "above" else _law_below
     return make(masses, first, grid, mesh), make(mirrored, -last, -grid[::-1], mesh)
+
+
+@lru_cache(maxsize=64)
+def _kept_cells(pair: Pair, first: int, last: int, mesh: float) -> tuple[Floats, Masses]:
+    """For laws from both sides, and other tilts."""
+    grid: Floats = np.arange(first, last + 1) * np.float64(mesh)
+    return grid, pair.masses(np.concatenate([[-np.inf], grid, [np.inf]]))
 
 
 def _law_above(masses: Masses, first: int, grid: Floats, mesh: float) -> Law:

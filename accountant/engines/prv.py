@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, reduce
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
-from operator import add
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,6 +36,8 @@ MAX_POINTS: Final = 2**21  # of one part: some hundred megabytes while it is put
 MAX_WORK: Final = 2**24  # points of all parts together: some seconds
 _SMALL_POINTS: Final = 2**15
 KEPT_POINTS: Final = 2**16  # transforms of more are not kept; of this many, a part or a release takes 1 MB of its cache
+MAX_FREQUENCIES: Final = 256  # of a transform of which the others were dropped
+_BLOCK, _ROWS, _MOST_ROWS = 128, 8, 512  # how a law is cut up for its lowest frequencies: so small, for one thread
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
 _LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
@@ -44,11 +45,14 @@ _FINER: Final = 16  # at most, for laws from below: merging loses more than spli
 PRECISION: Final = 3e-5  # of ε, relative, for the choice of the mesh
 TILTS: Final = 2.0 ** np.arange(-6, 10.5, 0.5)  # every second one is a grid's
 _LARGEST_EXPONENT: Final = 690.0
+_SCALE_ERROR: Final = 1e-12  # of a logarithm below 1,400 in absolute value, and more
+_LEAST_TOTAL: Final = 1e-250  # of tilted masses; less may have lost its digits
 _ROUNDING: Final = 2.0**-53
 _BUTTERFLY: Final = 6  # roundings: error of one stage of a transform, of a law of mass 1
 NEGLIGIBLE: Final = 1e-6  # of δ
 _TOLERABLE: Final = 1e-3  # of δ; where errors are larger, another grid is tried
 _TINY: Final = 1e-3  # an ε that need not be found better
+_LONG: Final = 10_000  # steps, from which on doubles may have too few digits
 _MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
 CUT_OFF: Final = 1e-5  # of δ: losses so rare count as infinite, else the tilted law would be of nothing but them
 _TAILS: Final = tuple(10.0**-digits for digits in (*range(15, 30), 40, 60))
@@ -105,10 +109,11 @@ def _upper(found: Mapping[Part, int], delta: float, precision: float = PRECISION
     spare = finite_share(log_finite(found), delta)
     solutions: list[tuple[float, Grid]] = []
     problem = _too_costly(counts)
+    long = sum(counts.values()) >= _LONG
     for grid in chain(
         _grids(counts, spare, precision),
-        _grids(counts, spare, precision, extended=True),
-        _grids(counts, spare, 30 * precision, extended=True),
+        _grids(counts, spare, precision, extended=True) if long else (),
+        _grids(counts, spare, 30 * precision, extended=long),
     ):
         try:
             solution = _solution(composed(counts, grid, "above"), grid, spare)
@@ -283,51 +288,77 @@ def aliased(cumulants: Floats, place: int, width: float, epsilon: Floats) -> Flo
 
 
 @lru_cache(maxsize=4096)
-def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> tuple[Floats, Floats]:
+def _coarse_cumulants(pair: Pair, mesh: float, tail: float) -> Floats:
     """ln E e^(tilt · loss) in both directions, of a coarser law from above: it loses more, so they are upper bounds."""
-    both = pairs.laws(pair, mesh=mesh, tail=tail, side="above")
-    return _cumulant_table(both[0], mesh), _cumulant_table(both[1], mesh)
-
-
-def _cumulant_table(law: Law, mesh: float) -> Floats:
-    loss = mesh * np.arange(law.first, law.first + len(law.mass))
-    table = np.full(len(TILTS), math.inf)
-    for place, tilt in enumerate(TILTS):
-        if tilt * loss[-1] < _LARGEST_EXPONENT:
-            # the margin covers the rounding of the sum
-            table[place] = math.log(float(np.exp(tilt * loss) @ law.mass)) + 1e-13
+    laws = pairs.laws(pair, mesh=mesh, tail=tail, side="above")
+    rows = _rows(laws)
+    of_rows, of_places = (np.exp(np.outer(mesh * places, TILTS)) for places in _places(rows))
+    sums = (_blocks(laws, rows) @ of_places).reshape(2, rows, len(TILTS))
+    totals = np.einsum("dat,at->dt", sums, of_rows)
+    tops = mesh * np.array([[law.first + len(law.mass) - 1] for law in laws])
+    # the margin covers the rounding of exponents, which are of a few hundred where they matter, and of the sums
+    margin = 1e-12 + 2 * rows * _ROUNDING
+    table: Floats = np.log(np.maximum(totals, _LEAST_TOTAL)) + TILTS * tops + margin
+    table[(TILTS * tops >= _LARGEST_EXPONENT) | (totals < _LEAST_TOTAL)] = math.inf
     return table
+
+
+def _rows(laws: tuple[Law, Law]) -> int:
+    return -(-len(laws[0].mass) // (_ROWS * _BLOCK)) * _ROWS
+
+
+def _blocks(laws: tuple[Law, Law], rows: int) -> Floats:
+    """The masses of both laws, in so many rows each, so that the last place of either is the last of its rows."""
+    blocks = np.zeros((2, rows * _BLOCK))
+    for block, law in zip(blocks, laws, strict=True):
+        block[-len(law.mass) :] = law.mass
+    return blocks.reshape(-1, _ROWS, _BLOCK)
+
+
+def _places(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where rows begin and where the places of a row are, as seen from the last of all: up to 0."""
+    return np.arange(1 - rows, 1) * _BLOCK, np.arange(1 - _BLOCK, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """The law of a sum of losses in one direction, tilted and transformed, with what its errors depend on.
+    """The laws of a sum of losses, tilted and transformed, with what their errors depend on. Sums are compositions.
 
-    Sums are compositions.
+    Arrays have a row for each direction. `transform` may hold the lowest frequencies alone: transforms of tilted laws
+    are at most 1 in absolute value, so what the others may add, `dropped`, does not grow when more is composed.
     """
 
     transform: Complexes
-    cumulant: float
+    cumulant: Floats
     cumulants: Floats  # at least the true ones, at every tilt
-    log_finite: float  # ln of the probability that no loss is beyond the grids
+    log_finite: Floats  # ln of the probability that no loss is beyond the grids
     correction: float
     few: int  # steps of parts that are repeated seldom
     many: int  # steps of parts that are repeated often
+    noise: float  # error of the transform of any part
+    size: float  # at least the mean of the transform's absolute values
+    dropped: float  # what other frequencies than those of `transform` may add to any mass
 
     def __add__(self, other: Composed) -> Composed:
+        kept = min(self.kept, other.kept)
         return Composed(
-            transform=self.transform * other.transform,
+            transform=self.transform[:, :kept] * other.transform[:, :kept],
             cumulant=self.cumulant + other.cumulant,
             cumulants=self.cumulants + other.cumulants,
             log_finite=self.log_finite + other.log_finite,
             correction=self.correction + other.correction,
             few=self.few + other.few,
             many=self.many + other.many,
+            noise=max(self.noise, other.noise),
+            size=min(self.size, other.size),
+            # either bounds the product, as far as it knows the other frequencies
+            dropped=min(law.dropped for law in (self, other) if law.kept == kept),
         )
 
     def __mul__(self, times: int) -> Composed:
         few, many = (times * self.steps, 0) if times < _MANY else (0, times * self.steps)
-        return Composed(
+        return replace(
+            self,
             transform=_power(self.transform, times),
             cumulant=times * self.cumulant,
             cumulants=times * self.cumulants,
@@ -342,68 +373,128 @@ class Composed:
         """How many losses were added up."""
         return self.few + self.many
 
-    def rounding(self, points: int) -> float:
-        """How far rounding moves any mass of the law."""
+    @property
+    def kept(self) -> int:
+        """How many frequencies are known."""
+        return len(self.transform[0])
+
+    def cut(self, points: int, most: float = 8 * _ROUNDING) -> Composed:
+        """Without the frequencies that add at most so much to any mass all together, if few are left."""
+        sizes = np.abs(self.transform).max(axis=0)
+        tails = self.dropped + 2 / points * np.cumsum(sizes[::-1])[::-1]
+        law = replace(self, size=float(tails[0]))
+        kept = _length(max(int(np.searchsorted(-tails, -most)), 8))
+        if kept > MAX_FREQUENCIES or kept >= self.kept:
+            return law
+        return replace(law, transform=self.transform[:, :kept].copy(), dropped=float(tails[kept]))
+
+    @property
+    def rounding(self) -> float:
+        """How far rounding, and what was dropped, move any mass of either law.
+
+        A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
+        2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
+        to the values. Rounding may lift |z| above 1 by so little that twice of what was dropped is enough.
+        """
+        of_parts = self.few + self.many * (2 * self.size + 1e-15) + self.size
         unit = float(np.finfo(self.transform.real.dtype).eps) / 2
-        size = float(np.abs(self.transform).mean())
-        return rounding(points, few=self.few, many=self.many, size=size, unit=unit)
+        return self.noise * of_parts + 8 * unit * self.steps * self.size + 2 * self.dropped
 
 
-def rounding(points: int, *, few: int, many: int, size: float, unit: float = _ROUNDING) -> float:
-    """How far rounding moves any mass of a law whose transform has the mean absolute value `size`.
+def composed(counts: Counts, grid: Grid, side: Side, kept: int | None = None) -> Composed:
+    """All parts together, as far as the lowest `kept` frequencies are concerned; unless told, all that matter.
 
-    A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
-    2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
-    to the values.
+    The loudest parts come first. They soon leave few frequencies, and the others are asked for those alone.
     """
-    of_parts = few + many * (2 * size + 1e-15) + size
-    return unit * (_BUTTERFLY * (math.log2(points) + 2) * of_parts + 8 * (few + many) * size)
-
-
-def composed(counts: Counts, grid: Grid, side: Side) -> tuple[Composed, Composed]:
-    """In both directions. What occurs equally often is multiplied before it is raised to that power."""
-    by_times: dict[int, list[tuple[Composed, Composed]]] = {}
-    for pair, times in counts.items():
-        by_times.setdefault(times, []).append(_once(pair, grid, side))
-    forward, backward = (
-        reduce(add, (reduce(add, (once[direction] for once in group)) * times for times, group in by_times.items()))
-        for direction in (0, 1)
+    loudest = sorted(
+        counts.items(), key=lambda item: -item[1] * _coarse_cumulants(item[0], grid.coarse, grid.tail)[0, grid.place]
     )
-    return forward, backward
+    total = None
+    for pair, times in loudest:
+        part = _once(pair, grid, side, kept) * times
+        total = part if total is None else total + part
+        if math.isfinite(total.dropped):
+            total = total.cut(grid.points, most=0.0 if grid.extended else 8 * _ROUNDING)
+            kept = total.kept if total.kept <= MAX_FREQUENCIES and not grid.extended else None
+    assert total is not None
+    return total
 
 
-def _once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
+def _once(pair: Pair, grid: Grid, side: Side, kept: int | None) -> Composed:
     points = _points(pair, grid.mesh, grid.tail)
     if points > MAX_POINTS:
         raise Uncovered(f"a part needs {points:.3g} points on a mesh of {grid.mesh:.3g}")
-    make = _kept_once if max(grid.points, points) <= KEPT_POINTS else _kept_once.__wrapped__
-    return make(pair, grid, side)
+    make = _kept_once if kept or max(grid.points, points) <= KEPT_POINTS else _kept_once.__wrapped__
+    return make(pair, grid, side, kept)
 
 
 @lru_cache(maxsize=256)
-def _kept_once(pair: Pair, grid: Grid, side: Side) -> tuple[Composed, Composed]:
-    forward, backward = pairs.laws(pair, mesh=grid.mesh, tail=grid.tail, side=side)
-    cumulants = _coarse_cumulants(pair, grid.coarse, grid.tail)
-    return _transformed(forward, cumulants[0], grid), _transformed(backward, cumulants[1], grid)
-
-
-def _transformed(law: Law, cumulants: Floats, grid: Grid) -> Composed:
-    if grid.tilt * grid.mesh * (law.first + len(law.mass)) > _LARGEST_EXPONENT:
+def _kept_once(pair: Pair, grid: Grid, side: Side, kept: int | None) -> Composed:
+    laws = pairs.laws(pair, mesh=grid.mesh, tail=grid.tail, side=side)
+    ends = np.array([law.first + len(law.mass) for law in laws])
+    if grid.tilt * grid.mesh * ends.max() > _LARGEST_EXPONENT:
         raise Uncovered("a loss is too large for the tilt of the grid")
+    rows = _rows(laws)
+    unit = float(np.finfo(np.longdouble if grid.extended else np.float64).eps) / 2
+    noise = _BUTTERFLY * unit * (math.log2(grid.points) + 2)
+    if kept is None or rows > _MOST_ROWS or grid.tilt * grid.mesh * _BLOCK * rows > _LARGEST_EXPONENT:
+        transforms, totals = zip(*(_transformed(law, grid) for law in laws), strict=True)
+        transform, cumulant = np.array(transforms)[:, :kept].copy(), np.log(totals)
+    else:
+        transform, cumulant = _low_frequencies(laws, grid, rows, kept)
+        cumulant += _SCALE_ERROR if side == "above" else -_SCALE_ERROR
+        noise = max(noise, (1.5 * (rows + _BLOCK) + 96) * _ROUNDING)
+    return Composed(
+        transform=transform,
+        cumulant=cumulant,
+        cumulants=_coarse_cumulants(pair, grid.coarse, grid.tail),
+        log_finite=np.log1p([-law.infinite for law in laws]),
+        correction=max(law.correction for law in laws),
+        few=1,
+        many=0,
+        noise=noise,
+        size=1.0,
+        dropped=0.0 if kept is None else math.inf,
+    )
+
+
+def _transformed(law: Law, grid: Grid) -> tuple[Complexes, float]:
     tilted = law.mass * np.exp(grid.tilt * grid.mesh * np.arange(law.first, law.first + len(law.mass)))
     total = float(tilted.sum())
     folded = np.zeros(-(-len(tilted) // grid.points) * grid.points, np.longdouble if grid.extended else np.float64)
     folded[: len(tilted)] = tilted / total
     rolled = np.roll(folded.reshape(-1, grid.points).sum(axis=0), law.first % grid.points)
-    return Composed(
-        transform=fft.rfft(rolled),
-        cumulant=math.log(total),
-        cumulants=cumulants,
-        log_finite=math.log1p(-law.infinite),
-        correction=law.correction,
-        few=1,
-        many=0,
+    return fft.rfft(rolled), total
+
+
+def _low_frequencies(laws: tuple[Law, Law], grid: Grid, rows: int, kept: int) -> tuple[Complexes, Floats]:
+    """The lowest frequencies of both laws, normalised, and ln of what they were divided by.
+
+    Place aB + b has the factor s^(aB) s^b with s = e^(tilt · mesh − i frequency), so the sum is one over b and then one
+    over a. Either is wrong by √2 roundings per term of what it is at frequency 0, and each of the three factors by 32
+    at most: exponents are exact, since tilts and meshes are powers of two, and angles are below 2π.
+    """
+    of_rows, of_places = _factors(grid.points, grid.tilt * grid.mesh, 2 ** math.ceil(math.log2(rows)), kept)
+    sums = (_blocks(laws, rows) @ of_places.view(np.float64)).view(np.complex128)
+    low = np.einsum("dak,ak->dk", sums.reshape(2, rows, kept), of_rows[-rows:])
+    totals, lasts = low[:, 0].real, np.array([law.first + len(law.mass) - 1 for law in laws])
+    turned = _turned(grid.points, np.outer(lasts % grid.points, np.arange(kept)))
+    return low / totals[:, None] * turned, np.log(totals) + grid.tilt * grid.mesh * lasts
+
+
+@lru_cache(maxsize=16)
+def _factors(points: int, growth: float, rows: int, kept: int) -> tuple[Complexes, Complexes]:
+    """s^(aB) and s^b, for a and b up to 0."""
+    of_rows, of_places = (
+        np.exp(growth * place)[:, None] * _turned(points, np.outer(place, np.arange(kept))) for place in _places(rows)
     )
+    return of_rows, of_places
+
+
+def _turned(points: int, places: NDArray[np.int64]) -> Complexes:
+    """e^(−2πi · place / points)."""
+    turned: Complexes = np.exp((-2j * math.pi / points) * (places % points))
+    return turned
 
 
 def _power(base: Complexes, exponent: int) -> Complexes:
@@ -433,24 +524,25 @@ class _Profile(NamedTuple):
     error: Floats
 
 
-def _profile(law: Composed, grid: Grid, spare: float) -> _Profile:
+def _profile(law: Composed, direction: int, grid: Grid, spare: float) -> _Profile:
     mesh, points, tilt = grid.mesh, grid.points, grid.tilt
-    top = math.ceil(chernoff(law.cumulants, NEGLIGIBLE * spare) / mesh)
+    cumulants = law.cumulants[direction]
+    top = math.ceil(chernoff(cumulants, NEGLIGIBLE * spare) / mesh)
     # from ε = 0 on, and as far left as nothing overflows
     start = max(top - points + 1, 0, top - math.floor(300 / (tilt + 1) / mesh))
     base = start * mesh
-    log_scale = law.cumulant - tilt * base
+    log_scale = float(law.cumulant[direction]) - tilt * base
     if start > top or log_scale > 300:
         raise Uncovered("the loss is out of range")
     index = np.arange(start, top + 1)
     offset: Floats = (index - start) * np.float64(mesh)
     shrink = math.exp(log_scale) * np.exp(-tilt * offset)
-    weight = fft.irfft(law.transform, points)[index % points].astype(np.float64) * shrink
+    weight = fft.irfft(law.transform[direction], points)[index % points].astype(np.float64) * shrink
     odds = np.exp(offset)
     first, second = _sums_above(weight), _sums_above(weight / odds)
     error = (
-        law.rounding(points) / -math.expm1(-tilt * mesh) * shrink
-        + aliased(law.cumulants, grid.place, grid.width, base + offset)
+        law.rounding / -math.expm1(-tilt * mesh) * shrink
+        + aliased(cumulants, grid.place, grid.width, base + offset)
         + NEGLIGIBLE * spare  # beyond the top
         + (4 * points + 16 * law.steps) * _ROUNDING * np.abs(first)  # of sums, and of each step's masses
     )
@@ -469,21 +561,22 @@ class _Solution(NamedTuple):
     error: float
 
 
-def epsilon_above(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:
+def epsilon_above(law: Composed, grid: Grid, spare: float) -> float:
     """An ε at which the finite losses of neither direction have more than `spare`."""
-    return _solution(laws, grid, spare).epsilon
+    return _solution(law, grid, spare).epsilon
 
 
-def _solution(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> _Solution:
-    solved = [_solved_above(law, grid, spare) for law in laws]
+def _solution(law: Composed, grid: Grid, spare: float) -> _Solution:
+    solved = [_solved_above(law, direction, grid, spare) for direction in (0, 1)]
     return _Solution(max(each.epsilon for each in solved), max(each.error for each in solved))
 
 
-def _solved_above(law: Composed, grid: Grid, spare: float) -> _Solution:
-    spare = (spare + math.expm1(law.log_finite) * (1 + 1e-12)) / (1 + pairs.TAIL_ERROR) ** law.steps
+def _solved_above(law: Composed, direction: int, grid: Grid, spare: float) -> _Solution:
+    infinite = -math.expm1(law.log_finite[direction]) * (1 + 1e-12)
+    spare = (spare - infinite) / (1 + pairs.TAIL_ERROR) ** law.steps
     if spare <= 0:
         raise Uncovered("the chance that everything is given away uses up δ")
-    profile = _profile(law, grid, spare)
+    profile = _profile(law, direction, grid, spare)
     fits = np.flatnonzero(profile.value + profile.error <= spare)
     if not len(fits):
         raise Uncovered("rounding errors are larger than δ")
@@ -500,13 +593,13 @@ def _solved_above(law: Composed, grid: Grid, spare: float) -> _Solution:
     return _Solution(max(0.0, profile.base + offset + law.correction) * (1 + 1e-12), error)
 
 
-def _epsilon_below(laws: tuple[Composed, Composed], grid: Grid, spare: float) -> float:
+def _epsilon_below(law: Composed, grid: Grid, spare: float) -> float:
     """An ε at which the finite losses of one direction have more than `spare`."""
-    return max(_solved_below(law, grid, spare) for law in laws)
+    return max(_solved_below(law, direction, grid, spare) for direction in (0, 1))
 
 
-def _solved_below(law: Composed, grid: Grid, spare: float) -> float:
-    profile = _profile(law, grid, spare)
+def _solved_below(law: Composed, direction: int, grid: Grid, spare: float) -> float:
+    profile = _profile(law, direction, grid, spare)
     misses = np.flatnonzero(profile.value - profile.error > spare)
     if not len(misses):
         return 0.0

@@ -6,15 +6,15 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from fastapi.responses import JSONResponse
-from pyroaring import FrozenBitMap
 from starlette.concurrency import run_in_threadpool
 
+from accountant.book import bitmap_to
 from service.errors import PROBLEMS, Problem
 from service.metrics import Metrics
 from service.operations import datapoints
@@ -39,14 +39,18 @@ class Parts:
     secrets: Secrets
     metrics: Metrics
 
-    def keys(self, population: str) -> Callable[[Sequence[str]], FrozenBitMap]:
-        """How a scope's keys are looked up."""
-
-        def lookup(names: Sequence[str]) -> FrozenBitMap:
-            digests = [datapoints.digest(self.secrets.datapoints, population, name) for name in names]
-            return datapoints.ordinals(self.database, population, digests)
-
-        return lookup
+    def resolved(self, population: str, scope: dict[str, Any]) -> dict[str, Any]:
+        """A scope with its keys looked up; keys go no further than this."""
+        match scope:
+            case {"keys": list(names), **rest} if not rest:
+                digests = [datapoints.digest(self.secrets.datapoints, population, name) for name in names]
+                return {"bitmap": bitmap_to(datapoints.ordinals(self.database, population, digests))}
+            case {"union": list(inside), **rest} if not rest:
+                return {
+                    "union": [self.resolved(population, each) if isinstance(each, dict) else each for each in inside]
+                }
+            case _:
+                return scope
 
 
 def parts_of(request: Request) -> Parts:
@@ -94,6 +98,14 @@ Auditor = Annotated[Actor, requires("auditor", "officer")]
 Admin = Annotated[Actor, requires("admin")]
 
 
+async def idempotency_of(request: Request, actor: Actor, key: str | None, *, suffix: str = "") -> Idempotency | None:
+    """Under which name, and for what, a request is remembered."""
+    if key is None:
+        return None
+    asked = f"{request.method} {request.url.path}{suffix}\n".encode() + await request.body()
+    return Idempotency.of(actor=actor.id, key=key + suffix, request=asked)
+
+
 async def decide(
     request: Request,
     parts: Parts,
@@ -106,10 +118,7 @@ async def decide(
     suffix: str = "",
 ) -> Answer:
     """Queue an operation, and wait until its outcome is durable."""
-    idempotency = None
-    if key is not None:
-        asked = f"{request.method} {request.url.path}{suffix}\n".encode() + await request.body()
-        idempotency = Idempotency.of(actor=actor.id, key=key + suffix, request=asked)
+    idempotency = await idempotency_of(request, actor, key, suffix=suffix)
     future = parts.writer.submit(
         Operation(population=population, actor=actor.id, decide=operation, idempotency=idempotency, uses_sql=uses_sql)
     )
@@ -138,19 +147,20 @@ def problems(*names: str) -> dict[int | str, dict[str, Any]]:
 
 
 def names_individuals(scope: Mapping[str, Any]) -> bool:
-    """Whether a scope, or one inside its union, names single datapoints: by anything but tasks, ranges and arrivals."""
-    inside = scope.get("union", [])
+    """Whether a scope names single datapoints, by key or bitmap."""
+    parts = scope.get("union", [])
+    inside = parts if isinstance(parts, list) else []
     return any(
-        isinstance(each, dict) and not set(each) <= {"task", "part", "ranges", "next", "union"}
-        for each in (scope, *(inside if isinstance(inside, list) else []))
+        isinstance(each, dict) and not set(each) <= {"task", "part", "ranges", "union", "next"}
+        for each in (scope, *inside)
     )
 
 
-def must_allow_names(parts: Parts, population: str, field_name: str) -> None:
+def must_allow_names(parts: Parts, population: str) -> None:
     """Refuse a pipeline that names single datapoints, unless the policy lets it."""
     with parts.books.read(population) as book:
         if not book.policy.named_scopes:
-            raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", field_name)
+            raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "scope")
 
 
 MAX_PAGE = 1000

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
+from accountant.book import Book
 from accountant.canonical import from_canonical
 from accountant.errors import InvalidInput
 from service.api.context import (
@@ -47,9 +48,9 @@ _BODY = {
         },
     }
 }
-_ENTRIES_OF = text(
-    "SELECT body FROM entry WHERE kind = 'release.held' "
-    "AND population_id = (SELECT id FROM population WHERE name = :name) ORDER BY number"
+_BODIES = text(
+    "SELECT body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
+    "AND number = ANY(:numbers) ORDER BY number"
 )
 
 
@@ -213,27 +214,35 @@ def _shown(parts: Service, population: str, ordinal: int) -> dict[str, Any]:
     with parts.books.read(population) as book:
         if ordinal >= book.size:
             raise Problem("not-found", f"{population!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
+        # Whom a release touched is in memory unless that is large.
+        numbers = [
+            release.number
+            for release in book.releases.values()
+            if release.status != "denied"
+            and (release.touched is None or any(ordinal in scope for _, scope in release.touched))
+        ]
+        charges = []
         with parts.database.transaction() as connection:
-            charges = []
-            rows = connection.execution_options(yield_per=1000).execute(_ENTRIES_OF, {"name": population})
+            rows = connection.execute(_BODIES, {"name": population, "numbers": numbers})
             for body in rows.scalars():
-                document = from_canonical(bytes(body))
-                release = book.releases.get(document["release"])
-                if release is None:
-                    continue  # it came after the book was opened
-                held = book.held_from(document)
-                part = next((part for part in held.parts if ordinal in part.scope), None)
-                if part is None:
-                    continue
-                charges += [
-                    {
-                        "release": held.release,
-                        "kind": document["release_kind"],
-                        "status": release.status,
-                        "at": document["at"],
-                        "event": charge["event"],
-                    }
-                    for number, charge in enumerate(document["charges"])
-                    if str(number) in part.touch.decode().split(",")
-                ]
+                charges += _charges(book, from_canonical(bytes(body)), ordinal)
         return datapoints.shown(book, ordinal, charges)
+
+
+def _charges(book: Book, document: dict[str, Any], ordinal: int) -> list[dict[str, Any]]:
+    """What this release charged to the datapoint; nothing if it was trimmed."""
+    release = book.releases[document["release"]]
+    touched = release.touched
+    if touched is None:
+        touched = tuple((part.touch.decode(), part.scope) for part in book.held_from(document).parts)
+    touch = next((numbers.split(",") for numbers, scope in touched if ordinal in scope), [])
+    return [
+        {
+            "release": release.id,
+            "kind": release.kind,
+            "status": release.status,
+            "at": release.at,
+            "event": document["charges"][int(number)]["event"],
+        }
+        for number in touch
+    ]

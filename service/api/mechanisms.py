@@ -108,7 +108,7 @@ def what_if(asked: WhatIf, parts: Service, actor: Pipeline) -> dict[str, Any]:
     new = asked.proposal
     proposal = proposal_of(new, parts, actor)
     with parts.books.read(new.population) as book:
-        found = releases.dry_run(book, proposal, keys=parts.keys(new.population))
-        priced = releases.price(book, proposal, parts.keys(new.population))
+        found = releases.dry_run(book, proposal)
+        priced = releases.price(book, proposal)
         fits = releases.how_often(book, priced, most=asked.times)
     return {"decision": found["decision"], "asked": asked.times, "would_be_admitted": fits}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -16,19 +18,23 @@ from service.api.context import (
     Anyone,
     IdempotencyKey,
     Officer,
+    Parts,
     Pipeline,
     Service,
     answered,
     cursor_from,
     cursor_of,
     decide,
+    idempotency_of,
     must_allow_names,
     names_individuals,
     problems,
 )
 from service.errors import NotFound
-from service.operations import populations, readings
+from service.operations import populations, readings, releases
+from service.operations.keys import Actor
 from service.schemas import Budget, NewPopulation, NewTask, PolicyChange, PopulationName, StatusChange
+from service.store.writer import Decide
 
 router = APIRouter(prefix="/v1/populations", tags=["populations"])
 Population = Annotated[PopulationName, Path(description="the name of the population")]
@@ -39,8 +45,12 @@ def filter_of(budget: Budget) -> Filter:
     return Filter.of(epsilon=budget.epsilon, delta=budget.delta, preset=budget.preset, delta_parts=budget.delta_parts)
 
 
-@router.post("", status_code=201, responses=problems("conflict"), summary="Promise something to a new population")
-def create(new: NewPopulation, parts: Service, actor: Officer) -> dict[str, Any]:
+@router.post(
+    "", status_code=201, responses=problems("conflict", "key-reused"), summary="Promise something to a new population"
+)
+async def create(
+    new: NewPopulation, request: Request, parts: Service, actor: Officer, key: IdempotencyKey = None
+) -> JSONResponse:
     """The promise is for ever: ε and δ can only be lowered, and unit, adjacency and filter never change."""
     body = ledger_book.created(
         population=new.name,
@@ -54,7 +64,9 @@ def create(new: NewPopulation, parts: Service, actor: Officer) -> dict[str, Any]
         accepts=new.accepts,
         named_scopes=new.named_scopes,
     )
-    return populations.create(parts.database, body, actor=actor.id)
+    idempotency = await idempotency_of(request, actor, key)
+    created = partial(populations.create, parts.database, body, actor=actor.id, idempotency=idempotency)
+    return answered(await run_in_threadpool(created))
 
 
 @router.get("", responses=problems(), summary="All populations")
@@ -149,16 +161,20 @@ async def create_task(
     population: Population, new: NewTask, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
 ) -> JSONResponse:
     """Members and parts by ranges, keys, bitmap or the next arrivals; overlaps with other tasks are reported."""
-    if not actor.has("officer") and any(map(names_individuals, (new.members, *new.parts.values()))):
-        await run_in_threadpool(must_allow_names, parts, population, "members")
-    operation = populations.create_task(
-        name=new.name,
-        members=new.members,
-        parts=new.parts,
-        budget=None if new.budget is None else filter_of(new.budget),
-        keys=parts.keys(population),
-    )
+    operation = await run_in_threadpool(_task, new, parts, actor, population)
     return answered(await decide(request, parts, actor, population, operation, key))
+
+
+def _task(new: NewTask, parts: Parts, actor: Actor, population: str) -> Decide:
+    scopes = [new.members, *new.parts.values()]
+    if not actor.has("officer") and any(names_individuals(scope) for scope in scopes):
+        must_allow_names(parts, population)
+    return populations.create_task(
+        name=new.name,
+        members=parts.resolved(population, new.members),
+        parts={name: parts.resolved(population, scope) for name, scope in new.parts.items()},
+        budget=None if new.budget is None else filter_of(new.budget),
+    )
 
 
 @router.get("/{population}/tasks", responses=problems("not-found"), summary="All tasks")
@@ -184,11 +200,21 @@ def get_task(population: Population, task: str, parts: Service, _actor: Anyone) 
     with parts.books.read(population) as book:
         if task not in book.tasks:
             raise NotFound("task", task)
-        return populations.task_shown(book, book.tasks[task])
+        found = [each for each in book.releases.values() if task in each.tasks]
+        return {
+            **populations.task_shown(book, book.tasks[task]),
+            "releases": [releases.summary(book, each.id) for each in found[-MAX_PAGE:]],
+            "releases_in_all": len(found),
+        }
 
 
 @router.get("/{population}/budget", responses=problems("not-found"), summary="How the budget stands")
-def budget(population: Population, parts: Service, _actor: Anyone) -> dict[str, Any]:
-    """Spent, held and available over all datapoints, and per task."""
+def budget(
+    population: Population,
+    parts: Service,
+    _actor: Anyone,
+    windows: Annotated[int, Query(ge=0, le=200, description="so many equal windows of arrivals")] = 0,
+) -> dict[str, Any]:
+    """Spent, held and available over all datapoints, per task and per window, with a forecast."""
     with parts.books.read(population) as book:
-        return readings.distribution(book)
+        return readings.distribution(book, at=datetime.now(UTC), windows=windows)

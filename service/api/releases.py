@@ -58,32 +58,23 @@ def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
     if new.mechanism is not None:
         declared["mechanism"] = new.mechanism.model_dump()
     canonical(declared)  # what has no canonical form cannot be logged, and is refused here
-    if _needs_leave(new, actor):
-        must_allow_names(parts, new.population, "scope")
+    if not actor.has("officer"):
+        for document in (scope, *(charge.scope for charge in new.charges)):
+            if document is not None and names_individuals(document):
+                must_allow_names(parts, new.population)
+                break
     return Proposal(
         kind=new.kind,
-        charges=[charge.model_dump() for charge in new.charges],
+        charges=[
+            {"scope": parts.resolved(new.population, charge.scope), "event": charge.event} for charge in new.charges
+        ],
         mechanism=None if new.mechanism is None else new.mechanism.model_dump(),
-        scope=scope,
+        scope=None if scope is None else parts.resolved(new.population, scope),
         delta=new.delta,
         on_exhausted=new.on_exhausted,
         hold_seconds=new.hold_seconds or parts.settings.hold_seconds,
         declared=declared,
     )
-
-
-def _needs_leave(new: NewRelease, actor: Actor) -> bool:
-    """Whether the policy must allow what this actor names."""
-    return not actor.has("officer") and any(
-        names_individuals(scope) for scope in (new.scope or {}, *(charge.scope for charge in new.charges))
-    )
-
-
-async def _read_proposal(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
-    """What the request proposes; where the policy must be asked, not in the way of other requests."""
-    if _needs_leave(new, actor):
-        return await run_in_threadpool(proposal_of, new, parts, actor)
-    return proposal_of(new, parts, actor)
 
 
 @router.post(
@@ -101,17 +92,23 @@ async def propose(
     key: IdempotencyKey = None,
 ) -> JSONResponse:
     """Held or denied: always recorded, with reasons and with what would fit instead."""
-    proposal = await _read_proposal(new, parts, actor)
-    keys = parts.keys(new.population)
+    proposal = await _read(new, parts, actor)
     if dry_run:
-        return JSONResponse(await run_in_threadpool(_dry_run, parts, new.population, proposal, keys))
-    operation = releases.propose(proposal, keys=keys)
+        return JSONResponse(await run_in_threadpool(_dry_run, parts, new.population, proposal))
+    operation = releases.propose(proposal)
     return answered(await decide(request, parts, actor, new.population, operation, key))
 
 
-def _dry_run(parts: Parts, population: str, proposal: Proposal, keys: Any) -> dict[str, Any]:
+async def _read(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
+    """The proposal; one that needs no look at the database does not wait for a thread."""
+    if any(names_individuals(scope) for scope in (new.scope or {}, *(charge.scope for charge in new.charges))):
+        return await run_in_threadpool(proposal_of, new, parts, actor)
+    return proposal_of(new, parts, actor)
+
+
+def _dry_run(parts: Parts, population: str, proposal: Proposal) -> dict[str, Any]:
     with parts.books.read(population) as book:
-        return releases.dry_run(book, proposal, keys=keys)
+        return releases.dry_run(book, proposal)
 
 
 @router.post(
@@ -126,8 +123,7 @@ async def propose_all(
     items: list[dict[str, Any]] = []
     for number, each in enumerate(new.proposals):
         try:
-            proposal = await _read_proposal(each, parts, actor)
-            operation = releases.propose(proposal, keys=parts.keys(each.population))
+            operation = releases.propose(await _read(each, parts, actor))
             answer = await decide(request, parts, actor, each.population, operation, key, suffix=f"#{number}")
             items.append(answer.document)
         except (Problem, ValueError) as problem:

@@ -14,14 +14,14 @@ from accountant.filters import Filter
 from accountant.guarantees import Guarantee
 from service.errors import Problem
 from service.operations import readings
-from service.store.writer import Decide, Outcome, stamp
+from service.store.writer import Answer, Decide, Idempotency, Outcome, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sqlalchemy import Connection
 
-    from accountant.book import Body, Lookup
+    from accountant.book import Body
     from accountant.chain import Link
     from accountant.guarantees import ProofStatus
     from accountant.ledger import OnExhausted
@@ -36,7 +36,7 @@ _INSERT_ENTRY = text(
 )
 
 
-def create(database: Database, body: Body, *, actor: str) -> dict[str, Any]:
+def create(database: Database, body: Body, *, actor: str, idempotency: Idempotency | None = None) -> Answer:
     """A population with its promise, which is its first entry."""
     at = datetime.now(UTC)
     spelled = ledger_book.spell(body, at=stamp(at), actor=actor)
@@ -44,13 +44,18 @@ def create(database: Database, body: Body, *, actor: str) -> dict[str, Any]:
     head = book.chain.head
     try:
         with database.transaction() as connection:
+            if idempotency is not None and (known := idempotency.answered(connection)) is not None:
+                return known
             new = {"name": book.name, "hash": head.hash, "root": head.root, "at": at}
             identity = connection.execute(_INSERT, new).scalar_one()
             first = {"id": identity, "previous": book.chain.link.previous, "hash": head.hash, "at": at, "body": spelled}
             connection.execute(_INSERT_ENTRY, first)
+            answer = Answer(status=201, document=shown(book))
+            if idempotency is not None:
+                idempotency.remember(connection, answer, at)
     except IntegrityError:
         raise Problem("conflict", f"There is a population {book.name!r} already.", "name") from None
-    return shown(book)
+    return answer
 
 
 def shown(book: Book) -> dict[str, Any]:
@@ -172,14 +177,13 @@ def create_task(
     members: Mapping[str, Any],
     parts: Mapping[str, Mapping[str, Any]],
     budget: Filter | None,
-    keys: Lookup | None,
 ) -> Decide:
     """A task; those that it shares datapoints with are named."""
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
         if book.status == "closed":
             raise Problem("conflict", f"Population {book.name!r} is closed.")
-        task, body = book.task(name=name, members=members, parts=parts, budget=budget, keys=keys)
+        task, body = book.task(name=name, members=members, parts=parts, budget=budget)
         return Outcome(
             bodies=[body], status=201, respond=lambda links: {**task_shown(book, task), "entry": _last(links)}
         )

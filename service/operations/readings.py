@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
+
+from pyroaring import BitMap
 
 from accountant.cohorts import Scope
 from accountant.ledger import LIFELONG
@@ -52,8 +56,8 @@ def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> dict[str, 
     return shown(reading(budget, worst, ledger=ledger))
 
 
-def distribution(book: Book) -> dict[str, Any]:
-    """How the budget stands over all datapoints."""
+def distribution(book: Book, *, at: datetime, windows: int = 0) -> dict[str, Any]:
+    """How the budget stands over all datapoints, over equal windows of arrivals, and where it is going."""
     budget = book.policy.budget
     cohorts = sorted(
         ((reading(budget, history), len(members)) for history, members in book.ledger.cohorts.items()),
@@ -72,15 +76,25 @@ def distribution(book: Book) -> dict[str, Any]:
         ),
     }
     if not cohorts:
-        return answer | {"worst_off": None, "quantiles": [], "histogram": [], "tasks": []}
-    answer["worst_off"] = {**shown(cohorts[-1][0]), "datapoints": cohorts[-1][1]}
-    quantiles, passed, at = [], 0, 0
+        return answer | {
+            "worst_off": None, "quantiles": [], "histogram": [], "tasks": [], "windows": [], "forecast": None
+        }  # fmt: skip
+    worst = cohorts[-1][0]
+    answer["worst_off"] = {**shown(worst), "datapoints": cohorts[-1][1]}
+    answer["forecast"] = _forecast(book, worst, at)
+    edges = [total * each // windows for each in range(windows + 1)] if windows else []
+    answer["windows"] = [
+        {"start": start, "stop": stop, "epsilon": worst_off(book, BitMap(range(start, stop)))}
+        for start, stop in pairwise(edges)
+        if start < stop
+    ]
+    quantiles, passed, place = [], 0, 0
     for share in QUANTILES:
         wanted = max(1, math.ceil(share * total))
         while passed < wanted:
-            passed += cohorts[at][1]
-            at += 1
-        quantiles.append({"share": share, **shown(cohorts[at - 1][0])})
+            passed += cohorts[place][1]
+            place += 1
+        quantiles.append({"share": share, **shown(cohorts[place - 1][0])})
     answer["quantiles"] = quantiles
     counts = [0] * BINS
     for each, datapoints in cohorts:
@@ -100,3 +114,19 @@ def distribution(book: Book) -> dict[str, Any]:
         for task in list(book.tasks.values())[:1000]
     ]
     return answer
+
+
+def _forecast(book: Book, worst: Reading, at: datetime) -> dict[str, Any] | None:
+    """When the worst-off datapoint runs out if things go on as they went on average: a guess, and no bound.
+
+    None in the first day, of which nothing follows.
+    """
+    days = (at - datetime.fromisoformat(book.created_at)).total_seconds() / 86_400
+    rate = (worst.spent + worst.held) / days if days >= 1 else 0.0
+    if not 0 < rate < math.inf:
+        return None
+    return {
+        "epsilon_per_day": rate,
+        "days_left": min(worst.available / rate, 1e6),
+        "note": "An extrapolation of the average so far, and no bound.",
+    }

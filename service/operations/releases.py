@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from accountant import sealed
-from accountant.events import Composed, event_to_json
+from accountant.engines import ENGINES
+from accountant.events import Composed, event_from_json, event_to_json
 from accountant.guarantees import rounded_up
 from accountant.ledger import LIFELONG, regions, standing
 from service.errors import NotFound, Problem
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from accountant.book import Body, Book, Lookup
+    from accountant.book import Body, Book
     from accountant.chain import Link
     from accountant.events import Event
     from accountant.ledger import Charge, Decision, OnExhausted
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 DECLARATIONS: Final = ("label_space", "state", "tuning", "pretraining")
 MAX_ADVICE_EVENTS: Final = 20
+MAX_ENGINE_LEAVES: Final = 100_000
 
 
 def new_id(prefix: str, at: datetime) -> str:
@@ -61,7 +63,7 @@ class Priced:
     reasons: list[dict[str, Any]]
 
 
-def price(book: Book, proposal: Proposal, keys: Lookup | None) -> Priced:
+def price(book: Book, proposal: Proposal) -> Priced:
     """What a proposal charges whom."""
     documents, reasons = list(proposal.charges), list[dict[str, Any]]()
     paths = [f"charges[{place}]" for place in range(len(documents))]
@@ -91,7 +93,7 @@ def price(book: Book, proposal: Proposal, keys: Lookup | None) -> Priced:
             paths.append("mechanism")
     if not documents:
         raise Problem("invalid", "A proposal has charges, or a mechanism.", "charges")
-    pairs = [book.charge(document, path=path, keys=keys) for document, path in zip(documents, paths, strict=True)]
+    pairs = [book.charge(document, path=path) for document, path in zip(documents, paths, strict=True)]
     return Priced(charges=[charge for charge, _ in pairs], spelled=[body for _, body in pairs], reasons=reasons)
 
 
@@ -100,14 +102,14 @@ def _fits_a_life(book: Book, life: Event) -> bool:
     return sealed.admits(budget, Composed(events=(life,)), book.adjacency, {budget.nothing: 1}, delta=0.0)
 
 
-def propose(proposal: Proposal, *, keys: Lookup | None) -> Decide:
+def propose(proposal: Proposal) -> Decide:
     """Decide, and record the decision whatever it is."""
 
     def decide(book: Book, at: datetime, _connection: Connection | None) -> Outcome:
         if book.status != "open":
             raise Problem("conflict", f"Population {book.name!r} is {book.status}: nothing is released from it.")
         release = new_id("rel_", at)
-        priced = price(book, proposal, keys)
+        priced = price(book, proposal)
         decision = _decision(book, proposal, priced, release)
         document = decision_shown(book, decision, priced.reasons)
         admitted = document["outcome"] == "admitted"
@@ -149,9 +151,9 @@ def propose(proposal: Proposal, *, keys: Lookup | None) -> Decide:
     return decide
 
 
-def dry_run(book: Book, proposal: Proposal, *, keys: Lookup | None) -> dict[str, Any]:
+def dry_run(book: Book, proposal: Proposal) -> dict[str, Any]:
     """The decision that would be made now; nothing is recorded."""
-    priced = price(book, proposal, keys)
+    priced = price(book, proposal)
     decision = _decision(book, proposal, priced, "dry run")
     document = decision_shown(book, decision, priced.reasons)
     if book.status != "open":
@@ -306,6 +308,8 @@ def summary(book: Book, release: str) -> dict[str, Any]:
         "population": book.name,
         "kind": known.kind,
         "status": known.status,
+        "proposed_at": known.at,
+        "tasks": sorted(known.tasks),
         "datapoints": known.datapoints,
         "expires_at": known.expires_at if known.status == "held" else None,
         "artifact": known.artifact,
@@ -327,14 +331,27 @@ def detail(book: Book, release: str, body: Mapping[str, Any], *, sees_individual
         )
     return {
         **summary(book, release),
-        "proposed_at": body["at"],
         "actor": body["actor"],
         "charges": charges,
         "declared": body["declared"],
         "decision": body["decision"],
+        "engines": _engines(book, body),
         "findings": [],
         "policy": body["policy"],
     }
+
+
+def _engines(book: Book, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each engine proves of all charges together, at the δ of the budget: by itself, not as part of a life."""
+    event = Composed(events=tuple(event_from_json(charge["event"]) for charge in body["charges"]))
+    delta = book.policy.budget.delta
+    if delta == 0 or event.shape.leaves > MAX_ENGINE_LEAVES:
+        return []
+    found = []
+    for name, engine in ENGINES.items():
+        interval = engine(event, delta, book.adjacency)
+        found.append({"engine": name, "epsilon_lower": interval.lower, "epsilon_upper": finite(interval.upper)})
+    return found
 
 
 def how_often(book: Book, priced: Priced, *, most: int) -> int:

@@ -39,17 +39,19 @@ class Slot:
 
     def catch_up(self, connection: Connection, number: int) -> Book:
         """The book as it is after entry `number`."""
-        while self.book is None or self.book.number < number:
-            after = 0 if self.book is None else self.book.number
+        book, self.book = self.book, None  # should an entry fail, the next look starts from nothing
+        while book is None or book.number < number:
+            after = 0 if book is None else book.number
             bodies = connection.execute(_ENTRIES, {"id": self.id, "after": after, "upto": number}).scalars().all()
             assert bodies, "a head without its entries"
             for body in bodies:
-                if self.book is None:
-                    self.book = Book.of(bytes(body))
+                if book is None:
+                    book = Book.of(bytes(body))
                 else:
-                    self.book.apply(bytes(body))
-        assert self.book.number == number, "a book cannot be ahead of its log"
-        return self.book
+                    book.apply(bytes(body))
+        assert book.number == number, "a book cannot be ahead of its log"
+        self.book = book
+        return book
 
 
 class Books:
@@ -69,14 +71,16 @@ class Books:
     def read(self, name: str) -> Iterator[Book]:
         """The book as it is now; nothing may change it inside the block."""
         slot = self.slot(name)
-        with slot.lock, self._database.transaction() as connection:  # in the order of the writers
-            row = connection.execute(_HEAD, {"name": name}).one_or_none()
-            if row is None:
-                with self._lock:
-                    self._slots.pop(name, None)
-                raise NotFound("population", name)
-            slot.id = row.id
-            yield slot.catch_up(connection, row.number)
+        with slot.lock:  # first the lock, then a connection, in the order of the writers
+            with self._database.transaction() as connection:
+                row = connection.execute(_HEAD, {"name": name}).one_or_none()
+                if row is None:
+                    with self._lock:
+                        self._slots.pop(name, None)
+                    raise NotFound("population", name)
+                slot.id = row.id
+                book = slot.catch_up(connection, row.number)
+            yield book
 
 
 def lock(connection: Connection, slots: Sequence[Slot]) -> dict[str, Book]:

@@ -32,7 +32,7 @@ from service.errors import NotFound, Problem
 from service.store import books
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from accountant.book import Body, Book
     from service.metrics import Metrics
@@ -72,6 +72,23 @@ class Idempotency:
     def of(cls, *, actor: str, key: str, request: bytes) -> Idempotency:
         """Keys of different callers never meet."""
         return cls(id=sha256(actor.encode() + b"\x00" + key.encode()).digest(), digest=sha256(request).digest())
+
+    def answered(self, connection: Connection) -> Answer | None:
+        """What was answered under this name before, if it was the same request."""
+        return self.same(_known_answers(connection, [self.id]))
+
+    def same(self, known: Mapping[bytes, tuple[bytes, Answer]]) -> Answer | None:
+        """The answer among those known; another request under the same name is refused."""
+        if self.id not in known:
+            return None
+        digest, answer = known[self.id]
+        if digest != self.digest:
+            raise Problem("key-reused", "This Idempotency-Key was sent before with another request.")
+        return Answer(status=answer.status, document=answer.document, replayed=True)
+
+    def remember(self, connection: Connection, answer: Answer, at: datetime) -> None:
+        """Keep an answer for ever."""
+        _keep(connection, [(self, answer)], at)
 
 
 class Decide(Protocol):
@@ -218,11 +235,8 @@ def _decided(
     at: datetime,
 ) -> Outcome | Answer:
     key = operation.idempotency
-    if key is not None and key.id in known:
-        digest, answer = known[key.id]
-        if digest != key.digest:
-            raise Problem("key-reused", "This Idempotency-Key was sent before with another request.")
-        return Answer(status=answer.status, document=answer.document, replayed=True)
+    if key is not None and (before := key.same(known)) is not None:
+        return before
     book = opened.get(operation.population)
     if book is None:
         raise NotFound("population", operation.population)
@@ -306,24 +320,30 @@ class _Page:
         if self._ended:
             connection.execute(_DELETE_HOLDS, {"releases": self._ended})
         if self._answers:
-            connection.execute(
-                _INSERT_ANSWERS,
-                {
-                    "ids": [key.id for key, _ in self._answers], "digests": [key.digest for key, _ in self._answers],
-                    "statuses": [answer.status for _, answer in self._answers],
-                    "responses": [json.dumps(answer.document).encode() for _, answer in self._answers], "at": self.at,
-                },
-            )  # fmt: skip
+            _keep(connection, self._answers, self.at)
 
 
 def _known(connection: Connection, batch: Sequence[Operation]) -> dict[bytes, tuple[bytes, Answer]]:
     wanted = [operation.idempotency.id for operation in batch if operation.idempotency is not None]
-    if not wanted:
-        return {}
-    rows = connection.execute(_SELECT_ANSWERS, {"ids": wanted}).all()
+    return _known_answers(connection, wanted) if wanted else {}
+
+
+def _known_answers(connection: Connection, wanted: Sequence[bytes]) -> dict[bytes, tuple[bytes, Answer]]:
+    rows = connection.execute(_SELECT_ANSWERS, {"ids": list(wanted)}).all()
     return {
         bytes(row.id): (bytes(row.digest), Answer(status=row.status, document=json.loads(row.response))) for row in rows
     }
+
+
+def _keep(connection: Connection, answers: Sequence[tuple[Idempotency, Answer]], at: datetime) -> None:
+    connection.execute(
+        _INSERT_ANSWERS,
+        {
+            "ids": [key.id for key, _ in answers], "digests": [key.digest for key, _ in answers],
+            "statuses": [answer.status for _, answer in answers],
+            "responses": [json.dumps(answer.document).encode() for _, answer in answers], "at": at,
+        },
+    )  # fmt: skip
 
 
 def stamp(at: datetime) -> str:

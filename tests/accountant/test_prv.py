@@ -6,8 +6,10 @@ decimal that it prints as; a float given to a pair is itself.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +25,7 @@ from scipy.special import ndtr
 
 from accountant import partition
 from accountant.engines import account, pairs, prv
-from accountant.engines.pairs import Law, Normal, Pair, Sampled, SampledReplaced, ShiftedLaplace, TwoPoints
+from accountant.engines.pairs import Law, Normal, Pair, Sampled, SampledReplaced, ShiftedLaplace, Side, TwoPoints
 from accountant.events import (
     ZCDP,
     Adjacency,
@@ -779,9 +781,8 @@ def test_what_was_asked_before_makes_no_difference() -> None:
     event = together(times(300, NOISY_STEP), Laplace(scale=3.0))
     first = prv.bracket(event, delta=1e-5, adjacency="add_remove")
     prv.bracket(together(event, times(1000, NOISY_STEP)), delta=1e-7, adjacency="add_remove")
-    prv._kept_once.cache_clear()
-    prv._coarse_cumulants.cache_clear()
-    pairs.support.cache_clear()
+    for cache in (prv._kept_once, prv._factors, prv._coarse_cumulants, pairs.support, pairs._kept_cells):
+        cache.cache_clear()
     assert prv.bracket(event, delta=1e-5, adjacency="add_remove") == first
 
 
@@ -852,6 +853,39 @@ def test_a_lower_bound_on_a_grid_that_does_not_fit_is_loose_but_sound() -> None:
             answers += lower > 0
             assert lower == 0 or true >= delta, (shift, grid, delta, lower)
     assert answers > 20
+
+
+# ---------------------------------------------------------------- the lowest frequencies alone
+
+
+@pytest.mark.parametrize("side", ["above", "below"])
+@pytest.mark.parametrize("points", [2**10, 3 * 2**12])
+@pytest.mark.parametrize(
+    "pair", [Normal(0.3), Sampled(0.01, Normal(1.0)), TwoPoints(1.3), ShiftedLaplace(0.7)], ids=repr
+)
+def test_low_frequencies_are_those_of_the_whole_transform(pair: Pair, points: int, side: Side) -> None:
+    grid = prv.Grid(2.0**-9, points, 4.0, 1e-20, 2.0**-6)
+    whole, low = (prv._kept_once(pair, grid, side, kept) for kept in (None, 96))
+    assert low.dropped == math.inf
+    assert np.abs(low.transform - whole.transform[:, :96]).max() <= whole.noise + low.noise
+    assert np.abs(whole.transform).max() <= 1 + whole.noise
+    higher = low.cumulant - whole.cumulant if side == "above" else whole.cumulant - low.cumulant
+    assert (higher > 0).all()
+    assert (higher < 2e-12).all()
+
+
+@pytest.mark.parametrize("side", ["above", "below"])
+def test_what_later_parts_do_to_dropped_frequencies_is_within_the_error(side: Side) -> None:
+    counts: dict[Pair, int] = {Sampled(0.01, Normal(1 / (1 + number / 5))): 100 for number in range(6)}
+    grid = prv.grid_for(counts, 1e-5)
+    law = prv.composed(counts, grid, side)
+    whole = functools.reduce(
+        operator.add, (prv._kept_once(pair, grid, side, None) * times for pair, times in counts.items())
+    ).cut(grid.points, 0.0)
+    assert law.kept < prv.MAX_FREQUENCIES < whole.kept
+    tilted, truth = (np.fft.irfft(each.transform, grid.points) for each in (law, whole))
+    assert np.abs(tilted - truth).max() <= law.rounding + whole.rounding
+    assert law.rounding < 1e-9 * truth.max()
 
 
 # ---------------------------------------------------------------- what a critical read found
