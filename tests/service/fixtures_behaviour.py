@@ -166,8 +166,8 @@ class House:
             return found.fetchall()
 
     def everything(self) -> dict[str, list[tuple[Any, ...]]]:
-        """All rows of all tables, apart from when keys were used."""
-        found = {name: self.rows(name) for name in tables.metadata.tables}
+        """All rows of all tables, apart from when keys were used, and from datapoints, of which there are very many."""
+        found = {name: self.rows(name) for name in tables.metadata.tables if name != "datapoint"}
         found["api_key"] = [row[:-1] for row in found["api_key"]]
         return found
 

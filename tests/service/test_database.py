@@ -55,7 +55,7 @@ def test_migrations_make_exactly_the_declared_tables(house: House) -> None:
 
 def test_the_comparison_would_notice_a_difference(house: House) -> None:
     with engine_of(house.database_url) as engine, engine.connect() as connection:
-        connection.execute(text("ALTER TABLE entry ALTER COLUMN kind TYPE varchar(20)"))
+        connection.execute(text("ALTER TABLE entry ALTER COLUMN kind TYPE varchar(500)"))
         connection.execute(text("ALTER TABLE hold ADD COLUMN note text"))
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert len(compare_metadata(context, tables.metadata)) == 2

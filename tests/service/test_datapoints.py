@@ -86,15 +86,15 @@ def keys(count: int, stem: str = "person") -> Iterator[str]:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 
 
-def stream_and_compare(house: House, count: int) -> None:
+def stream_and_compare(house: House, count: int, *, known: int) -> None:
     register(house, house.population(), as_ndjson(keys(datapoints.CHUNK)), NDJSON)  # so that all is loaded
     name = house.population()
     with Memory() as memory:
         first = register(house, name, as_ndjson(keys(count)), NDJSON)
-        again = register(house, name, as_csv(keys(count)), CSV)
+        again = register(house, name, as_csv(keys(known)), CSV)
     assert (first["registered"], first["known"], first["first_ordinal"]) == (count, 0, 0)
     assert first["datapoints"] == count
-    assert (again["registered"], again["known"], again["datapoints"]) == (0, count, count)
+    assert (again["registered"], again["known"], again["datapoints"]) == (0, known, count)
     # A chunk of keys and its digests are a few MiB; all keys as text would be ninety bytes each, and more as rows.
     assert memory.grown < 32, f"{memory.grown:.0f} MiB"
     found = house.officer.post(f"/v1/populations/{name}/datapoints/lookup", {"key": f"person-{count - 1:09d}"})
@@ -105,14 +105,14 @@ def stream_and_compare(house: House, count: int) -> None:
 
 @needs_proc
 def test_two_hundred_thousand_keys_are_streamed_in_flat_memory(house: House) -> None:
-    stream_and_compare(house, 200_000)
+    stream_and_compare(house, 200_000, known=100_000)
 
 
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_million_keys_are_streamed_in_flat_memory(house: House) -> None:
-    stream_and_compare(house, 1_000_000)
+    stream_and_compare(house, 1_000_000, known=200_000)
 
 
 def test_progress_shows_while_a_registration_runs(house: House) -> None:
@@ -138,7 +138,6 @@ def test_progress_shows_while_a_registration_runs(house: House) -> None:
 
 def test_a_hundred_million_cost_no_rows_and_no_time(house: House) -> None:
     name = house.population()
-    rows = len(house.rows("datapoint"))
     started = time.perf_counter()
     made = house.officer.post(f"/v1/populations/{name}/datapoints", {"count": 10**8}, status=201)
     assert (made["registered"], made["datapoints"]) == (10**8, 10**8)
@@ -149,7 +148,7 @@ def test_a_hundred_million_cost_no_rows_and_no_time(house: House) -> None:
     seconds = time.perf_counter() - started
     assert spent == pytest.approx([0.4, 0.6, 0.2])
     assert budget["datapoints"] == 10**8
-    assert len(house.rows("datapoint")) == rows
+    assert house.rows("datapoint", name) == []
     assert seconds < 5
     house.officer.get(f"/v1/populations/{name}/datapoints/{10**8}", status=404)
     assert house.officer.get(f"/v1/populations/{name}/datapoints/{2**32}", status=422)["field"] == "ordinal"
@@ -300,7 +299,7 @@ def test_a_key_is_nowhere(house: House, caplog: pytest.LogCaptureFixture) -> Non
     house.officer.post(f"{address}/erase", {"key": marks[4]}, headers={"Idempotency-Key": house.new_name("k")})
     house.officer.post("/v1/releases", {**asked, "charges": [{"scope": {"keys": marks, "x": 1}, "event": {}}]}, status=422)
     seen = {
-        "tables": repr(house.everything()),
+        "tables": repr((house.everything(), house.rows("datapoint", name))),
         "log": json.dumps(as_lines(caplog.records)),
         "metrics": house.as_(None).ask("GET", "/metrics").text,
         "ledger": house.officer.ask("GET", f"/v1/populations/{name}/ledger/export").text,

@@ -1,0 +1,88 @@
+"""What the documents say of the service is what it is: settings, errors, addresses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service import settings
+from service.errors import PROBLEMS
+from service.operations.keys import ROLES
+from service.store import tables
+from tests.service.fixtures_behaviour import House
+
+pytest_plugins = ("tests.service.fixtures_behaviour",)
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every row of every table, without the headings."""
+    found = re.findall(r"^\| (`.*) \|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.split(" | ")] for line in found]
+
+
+@pytest.fixture(scope="module")
+def document(house: House) -> dict[str, Any]:
+    found: dict[str, Any] = house.client.get("/openapi.json").json()
+    return found
+
+
+def test_the_settings_page_lists_every_setting_with_its_default(checkout: Path) -> None:
+    listed = rows((checkout / "docs" / "settings.md").read_text(encoding="utf-8"))
+    declared = []
+    for each in fields(settings.Settings):
+        least = settings.LEAST.get(each.name)
+        default = f"`{each.default}`" if str(each.default) else "empty"
+        declared.append(
+            [f"`{each.metadata['variable']}`", default, "" if least is None else f"{least:g}", each.metadata["meaning"]]
+        )
+    assert listed == declared
+
+
+def test_the_errors_page_lists_every_problem_with_its_status(checkout: Path) -> None:
+    listed = rows((checkout / "docs" / "errors.md").read_text(encoding="utf-8"))
+    assert listed == [[f"`{name}`", str(kind.status), kind.title, kind.advice] for name, kind in PROBLEMS.items()]
+
+
+def test_the_service_page_names_every_address_and_no_other(checkout: Path, document: dict[str, Any]) -> None:
+    text = (checkout / "docs" / "service.md").read_text(encoding="utf-8")
+    listed = {
+        (method, path)
+        for methods, path in re.findall(r"`([A-Z][A-Z, ]*) (/[^`?]*)`", text)
+        for method in methods.split(", ")
+    }
+    real = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert listed == real
+
+
+def test_the_service_page_names_every_role_and_every_table_that_only_grows(checkout: Path) -> None:
+    text = (checkout / "docs" / "service.md").read_text(encoding="utf-8")
+    assert all(f"`{role}`" in text for role in ROLES)
+    assert all(f"`{table}`" in text for table in tables.ONLY_GROW)
+
+
+def test_every_operation_has_a_summary_and_a_description(document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation.get("summary"), (method, path)
+            assert operation.get("description"), (method, path)
+            assert operation["operationId"]
+
+
+def test_every_operation_says_how_it_can_fail(document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if path.startswith("/v1/"):
+                assert {"401", "403", "422", "503"} <= set(operation["responses"]), (method, path)
+                for status, answer in operation["responses"].items():
+                    if int(status) >= 400:
+                        assert "application/problem+json" in answer["content"], (method, path, status)
+
+
+def test_links_of_the_documents_lead_somewhere(checkout: Path) -> None:
+    for page in (checkout / "docs").glob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
