@@ -193,9 +193,7 @@ def store_cohorts() -> Decide:
 # ---------------------------------------------------------------- verification
 
 
-def verify(
-    database: Database, shelf: Books | None, population: str, *, trusted: bytes | None = None
-) -> dict[str, Any]:
+def verify(database: Database, shelf: Books | None, population: str, *, trusted: bytes | None = None) -> dict[str, Any]:
     """Rebuild a population from its log: chain, checkpoints, prices and admissions, then everything derived from it.
 
     Nothing is changed. The first thing that does not agree is said, with its entry. `trusted` is the public key that
@@ -262,9 +260,7 @@ def _compare_columns(row: Any, body: dict[str, Any], problems: list[str]) -> Non
         problems.append(f"the kind, release or time that is stored beside entry {row.number} is not that of its body")
 
 
-def _signed_heads(
-    connection: Connection, population: str, problems: list[str], trusted: bytes | None
-) -> list[Head]:
+def _signed_heads(connection: Connection, population: str, problems: list[str], trusted: bytes | None) -> list[Head]:
     """What checkpoints with a genuine signature say of this population."""
     heads = []
     for row in connection.execute(_CHECKPOINTS).mappings():

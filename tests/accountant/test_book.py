@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap, FrozenBitMap
 
-from accountant import book as books
+from accountant import chain
 from accountant.book import Book, bitmap_from, bitmap_to, created, filter_from, filter_to, policy_to, replay, spell
 from accountant.canonical import canonical, from_canonical
 from accountant.chain import Head, Link
@@ -33,7 +33,14 @@ class Diary:
 
     def __init__(self, **promise: Any) -> None:
         first = created(
-            **{"population": "clinic", "unit": "user", "adjacency": "add_remove", "epsilon": 1.0, "delta": 1e-6, **promise}
+            **{
+                "population": "clinic",
+                "unit": "user",
+                "adjacency": "add_remove",
+                "epsilon": 1.0,
+                "delta": 1e-6,
+                **promise,
+            }
         )
         self.book = Book.of(spelled := spell(first, at=AT, actor="key_1"))
         self.log: Log = [(self.book.chain.link, spelled)]
@@ -57,12 +64,22 @@ class Diary:
             shown = {"outcome": "denied"}
             return self.write(
                 self.book.denied_body(
-                    release=name, kind="weights", datapoints=decision.datapoints, charges=spelled, declared={}, shown=shown
+                    release=name,
+                    kind="weights",
+                    datapoints=decision.datapoints,
+                    charges=spelled,
+                    declared={},
+                    shown=shown,
                 )
             )
         return self.write(
             self.book.held_body(
-                decision, kind="weights", charges=spelled, expires_at=AT, declared={"state": {}}, shown={"outcome": "admitted"}
+                decision,
+                kind="weights",
+                charges=spelled,
+                expires_at=AT,
+                declared={"state": {}},
+                shown={"outcome": "admitted"},
             )
         )
 
@@ -149,8 +166,9 @@ def test_a_trimmed_hold_is_read_back_as_it_was_made() -> None:
     diary = Diary(on_exhausted="trim")
     diary.register(100)
     diary.propose("r1", ({"ranges": [[20, 40]]}, pure(0.8)))
-    pairs = [diary.book.charge({"scope": {"ranges": [[0, 60]]}, "event": pure(0.3)}, path="c")] + [
-        diary.book.charge({"scope": {"ranges": [[30, 100]]}, "event": pure(0.2)}, path="c")
+    pairs = [
+        diary.book.charge({"scope": {"ranges": [scope]}, "event": pure(epsilon)}, path="c")
+        for scope, epsilon in (([0, 60], 0.3), ([30, 100], 0.2))
     ]
     decision = diary.book.propose(release="r2", charges=[charge for charge, _ in pairs])
     assert decision.hold is not None
@@ -177,7 +195,7 @@ def rewritten(log: Log, change: Callable[[Body], Body | None]) -> Log:
         if changed is None:
             continue
         spelled = canonical(changed)
-        previous = books.chain.begin("clinic") if made is None else made.chain
+        previous = chain.begin("clinic") if made is None else made.chain
         grown = previous.append(spelled)
         written.append((grown.link, spelled))
         made = replace_chain(made, spelled, grown)
@@ -235,7 +253,8 @@ TAMPERING: dict[str, Callable[[Body], Body | None]] = {
         "population.created", policy=lambda policy: {**policy, "budget": {**policy["budget"], "epsilon": 2.0}}
     ),
     "an event made milder": only(
-        "release.held", charges=lambda charges: [{**charges[0], "event": {**charges[0]["event"], "epsilon": 0.1}}, *charges[1:]]
+        "release.held",
+        charges=lambda charges: [{**charges[0], "event": {**charges[0]["event"], "epsilon": 0.1}}, *charges[1:]],
     ),
     "a release held twice": only("release.held", release="r1"),
     "a commit of what was denied": only("release.voided", release="r4"),
@@ -336,7 +355,7 @@ def test_bitmaps_round_trip_and_stay_small() -> None:
 
 def test_filters_round_trip() -> None:
     for preset in ("mixed", "gaussian", "pure"):
-        budget = Filter.of(epsilon=0.7, delta=1e-7, preset=preset)  # type: ignore[arg-type]
+        budget = Filter.of(epsilon=0.7, delta=1e-7, preset=preset)
         assert filter_from(from_canonical(canonical(filter_to(budget)))) == budget
 
 
@@ -366,7 +385,9 @@ def test_a_policy_is_never_raised() -> None:
             diary.book.lowered(**wrong)
     lowered = diary.book.lowered(epsilon=0.1, delta=1e-9)
     assert (lowered.orders, lowered.weights) == (diary.book.promise.orders, diary.book.promise.weights)
-    assert lowered.delta_filter + lowered.delta_parts <= diary.book.promise.delta_filter + diary.book.promise.delta_parts
+    assert (
+        lowered.delta_filter + lowered.delta_parts <= diary.book.promise.delta_filter + diary.book.promise.delta_parts
+    )
     pure_only = Diary(delta=0.0, preset="pure")
     assert pure_only.book.lowered(epsilon=0.5).delta == 0
 

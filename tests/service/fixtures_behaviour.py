@@ -1,7 +1,7 @@
 """A whole service for the tests of its behaviour: real PostgreSQL, real HTTP on the loopback, one for all tests.
 
-A test module asks for it with `pytest_plugins = ("tests.service.fixtures_behaviour",)`; a plugin's fixture is made once,
-where an imported one would be made again for every module. PYTEST_DONT_REWRITE: test modules import it as well.
+A test module asks for it with `pytest_plugins = ("tests.service.fixtures_behaviour",)`: a plugin's fixture is made
+once, where an imported one would be made again for every module. PYTEST_DONT_REWRITE: test modules import it as well.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def serving(parts: Parts) -> Iterator[str]:
     thread.start()
     try:
         until(lambda: server.started)
-        yield "http://127.0.0.1:{}".format(listener.getsockname()[1])
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)

@@ -36,7 +36,7 @@ def caller(house: House, **more: Any) -> tuple[Caller, dict[str, Any]]:
     "header", [None, "", "Bearer", "Bearer sk_wrong", "Basic c2tfOng=", "sk_x", "Bearer key", "Bearer sk_\xff"]
 )
 def test_without_a_valid_key_nothing_opens(house: House, header: str | None) -> None:
-    headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+    headers = {} if header is None else {b"Authorization": header.encode("latin-1")}
     answer = house.client.get("/v1/populations", headers=headers)
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -48,7 +48,7 @@ def pieces(lines: Iterator[bytes], size: int = 30_011) -> Iterator[bytes]:
 class Memory:
     """The most memory that this process had inside the block, above what it had before."""
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> Self:
         self._pages = Path("/proc/self/statm")
         self._before = self._most = self._now()
         self._stop = threading.Event()
@@ -141,7 +141,9 @@ def test_a_hundred_million_cost_no_rows_and_no_time(house: House) -> None:
     started = time.perf_counter()
     made = house.officer.post(f"/v1/populations/{name}/datapoints", {"count": 10**8}, status=201)
     assert (made["registered"], made["datapoints"]) == (10**8, 10**8)
-    release = house.pipeline.hold(name, ({"ranges": [[0, 5 * 10**7]]}, pure(0.4)), ({"ranges": [[10**6, 10**8]]}, pure(0.2)))
+    release = house.pipeline.hold(
+        name, ({"ranges": [[0, 5 * 10**7]]}, pure(0.4)), ({"ranges": [[10**6, 10**8]]}, pure(0.2))
+    )
     house.pipeline.commit(release)
     spent = [house.officer.reading(name, ordinal)["spent"] for ordinal in (0, 10**6, 10**8 - 1)]
     budget = house.pipeline.get(f"/v1/populations/{name}/budget")
@@ -219,7 +221,7 @@ GOOD = b"".join(as_ndjson(keys(datapoints.CHUNK + 3)))
         (NDJSON, b'{"key": "\\ud800"}\n', 1, None),
         (NDJSON, b'{"key": "' + b"x" * 1001 + b'"}\n', 1, None),
         (NDJSON, GOOD + b"nonsense\n", datapoints.CHUNK + 4, datapoints.CHUNK),
-        (CSV, b"key\na\nb,c\n\"d\n", 4, None),
+        (CSV, b'key\na\nb,c\n"d\n', 4, None),
         (CSV, b"name,key\nann,a\nbob\n", 3, None),
         (CSV, b"key\na\rb\n", 2, None),
         (CSV, b'name,key\n"Ann\nBo",a\n', 2, None),
@@ -297,7 +299,9 @@ def test_a_key_is_nowhere(house: House, caplog: pytest.LogCaptureFixture) -> Non
     asked = {"population": name, "charges": [{"scope": scope, "event": pure(5.0)}]}
     house.officer.post("/v1/releases", asked, status=201, headers={"Idempotency-Key": house.new_name("k")})
     house.officer.post(f"{address}/erase", {"key": marks[4]}, headers={"Idempotency-Key": house.new_name("k")})
-    house.officer.post("/v1/releases", {**asked, "charges": [{"scope": {"keys": marks, "x": 1}, "event": {}}]}, status=422)
+    house.officer.post(
+        "/v1/releases", {**asked, "charges": [{"scope": {"keys": marks, "x": 1}, "event": {}}]}, status=422
+    )
     seen = {
         "tables": repr((house.everything(), house.rows("datapoint", name))),
         "log": json.dumps(as_lines(caplog.records)),
@@ -313,8 +317,11 @@ def test_a_key_is_nowhere(house: House, caplog: pytest.LogCaptureFixture) -> Non
             assert mark.encode().hex() not in text, place
 
 
-def test_a_digest_is_keyed(house: House) -> None:
+def test_a_digest_is_keyed() -> None:
     one = datapoints.digest(b"a" * 32, "clinic", "ann")
     assert len(one) == 20
     assert one == datapoints.digest(b"a" * 32, "clinic", "ann")
-    assert len({one, datapoints.digest(b"b" * 32, "clinic", "ann"), datapoints.digest(b"a" * 32, "cli", "nic\x00ann")}) == 3
+    assert (
+        len({one, datapoints.digest(b"b" * 32, "clinic", "ann"), datapoints.digest(b"a" * 32, "cli", "nic\x00ann")})
+        == 3
+    )

@@ -13,11 +13,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from accountant import chain
+from accountant.book import Book, replay
 from accountant.canonical import canonical
 from accountant.chain import Head, HeadProof, Link
 from accountant.errors import BrokenChain, BrokenProof
 from accountant.merkle import leaf_hash, verify_consistency, verify_inclusion
-from service.operations import evidence
 from service.sweeper import checkpoint
 from tests.service.fixtures_behaviour import House, pure
 
@@ -30,7 +30,12 @@ def lively(house: House) -> str:
     address = f"/v1/populations/{name}"
     house.officer.post(f"{address}/datapoints", {"keys": [f"p{n}" for n in range(20)]}, status=201)
     house.officer.post(f"{address}/datapoints", {"count": 80}, status=201)
-    task = {"name": "w1", "members": {"next": 50}, "parts": {"m": {"ranges": [[0, 9]]}}, "budget": {"epsilon": 0.6, "delta": 1e-7}}
+    task = {
+        "name": "w1",
+        "members": {"next": 50},
+        "parts": {"m": {"ranges": [[0, 9]]}},
+        "budget": {"epsilon": 0.6, "delta": 1e-7},
+    }
     house.officer.post(f"{address}/tasks", task, status=201)
     first = house.officer.hold(name, ({"task": "w1"}, pure(0.4)), ({"ranges": [[40, 60]]}, pure(0.3)))
     house.officer.commit(first, sha256="ab" * 32)
@@ -92,7 +97,7 @@ def test_an_outsider_checks_signature_heads_and_the_whole_log(house: House, name
     with pytest.raises(BrokenChain):
         chain.verify(chain.begin(name), changed)
     by_page: list[Any] = []
-    cursor: dict[str, str] = {}
+    cursor: dict[str, Any] = {}
     while True:
         page = house.auditor.get(f"/v1/populations/{name}/ledger", limit=4, **cursor)
         by_page += page["items"]
@@ -131,7 +136,9 @@ def test_one_entry_is_proved_without_the_others(house: House, name: str) -> None
                     root=head.root, size=head.number, index=entry["number"] - 1, leaf=leaf_hash(digest), proof=wrong
                 )
         with pytest.raises(BrokenProof):
-            chain.verify_head(found, Head(population=name, number=head.number + 1, hash=head.hash, root=head.root), place)
+            chain.verify_head(
+                found, Head(population=name, number=head.number + 1, hash=head.hash, root=head.root), place
+            )
     house.auditor.get(f"/v1/populations/{name}/ledger/9999/proof", status=422, checkpoint=number)
     house.auditor.get(f"/v1/populations/{name}/ledger/1/proof", status=404, checkpoint=999_999)
 
@@ -244,7 +251,7 @@ def test_entries_missing_at_the_end_are_found_by_a_checkpoint(house: House, name
     with tampered(house, cut, tables=("entry",)):
         assert f"a checkpoint saw entry {last[1]}" in problems(house, name)
     # With the head mended too there is nothing but the checkpoint to find it.
-    replayed = evidence.ledger_book.replay(
+    replayed = replay(
         (Link(number=row[1], previous=row[2], hash=row[3]), row[7]) for row in house.rows("entry", name)[:-1]
     )
     mend = ("UPDATE population SET number = %s, hash = %s, root = %s WHERE name = %s",
@@ -345,13 +352,16 @@ def test_a_log_that_was_written_anew_is_found_by_its_decisions(house: House) -> 
             body["parts"] = [{**part, "spending": {"": {**part["spending"][""], "rho": cheaper}}}]
         spelled = canonical(body)
         if book is None:
-            book = evidence.Book.of(spelled)
+            book = Book.of(spelled)
         else:
             book.apply(spelled)
         entries.append((spelled, book.chain.link.previous, book.chain.link.hash, row[1]))
     assert book is not None
     statements = [
-        (f"UPDATE entry SET body = %s, previous = %s, hash = %s WHERE {OF} AND number = %s", (*entry[:3], name, entry[3]))
+        (
+            f"UPDATE entry SET body = %s, previous = %s, hash = %s WHERE {OF} AND number = %s",
+            (*entry[:3], name, entry[3]),
+        )
         for entry in entries
     ]
     head = book.chain.head

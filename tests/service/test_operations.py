@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -85,9 +84,9 @@ def test_what_is_counted(house: House) -> None:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
+def lines(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.INFO)
-    yield lambda: as_lines([record for record in caplog.records if record.name.startswith("service")])
+    return lambda: as_lines([record for record in caplog.records if record.name.startswith("service")])
 
 
 def test_logs_are_json_with_request_ids_and_without_bodies(house: House, lines: Any) -> None:
@@ -111,7 +110,7 @@ def test_a_log_line_is_one_line_whatever_it_says(capsys: pytest.CaptureFixture[s
         root.handlers[:] = []
         logs.configure("INFO")
         try:
-            raise ValueError("two\nlines")
+            raise ValueError("two\nlines")  # noqa: TRY301
         except ValueError:
             logging.getLogger("service").exception("a message\nwith ünïcode", extra={"fields": {"request_id": "r"}})
         [line] = capsys.readouterr().err.splitlines()
