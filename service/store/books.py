@@ -67,16 +67,22 @@ class Books:
 
     @contextmanager
     def read(self, name: str) -> Iterator[Book]:
-        """The book as it is now; nothing may change it inside the block."""
+        """The book as it is now; nothing may change it inside the block.
+
+        The connection goes back before the block begins: a reader that held one and waited for a second could wait for
+        another reader that does the same.
+        """
         slot = self.slot(name)
-        with slot.lock, self._database.transaction() as connection:  # in the order of the writers
-            row = connection.execute(_HEAD, {"name": name}).one_or_none()
-            if row is None:
-                with self._lock:
-                    self._slots.pop(name, None)
-                raise NotFound("population", name)
-            slot.id = row.id
-            yield slot.catch_up(connection, row.number)
+        with slot.lock:  # before the connection, in the order of the writers
+            with self._database.transaction() as connection:
+                row = connection.execute(_HEAD, {"name": name}).one_or_none()
+                if row is None:
+                    with self._lock:
+                        self._slots.pop(name, None)
+                    raise NotFound("population", name)
+                slot.id = row.id
+                book = slot.catch_up(connection, row.number)
+            yield book
 
 
 def lock(connection: Connection, slots: Sequence[Slot]) -> dict[str, Book]:
