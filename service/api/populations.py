@@ -19,11 +19,13 @@ from service.api.context import (
     Pipeline,
     Service,
     answered,
-    cursor_from,
     cursor_of,
     decide,
+    name_from,
+    number_from,
     problems,
 )
+from service.api.releases import names_individuals
 from service.errors import NotFound, Problem
 from service.operations import populations, readings
 from service.schemas import Budget, NewPopulation, NewTask, PolicyChange, PopulationName, StatusChange
@@ -63,12 +65,12 @@ def list_all(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
     """By name."""
-    after = cursor_from(cursor, "after")
+    after = name_from(cursor) or ""
     with parts.database.transaction() as connection:
         names = (
             connection.execute(
                 text("SELECT name FROM population WHERE name > :after ORDER BY name LIMIT :limit"),
-                {"after": after["after"] if after else "", "limit": limit + 1},
+                {"after": after, "limit": limit + 1},
             )
             .scalars()
             .all()
@@ -148,12 +150,9 @@ async def create_task(
 ) -> JSONResponse:
     """Members and parts by ranges, keys, bitmap or the next arrivals; overlaps with other tasks are reported."""
     if not actor.has("officer"):
-        allowed = {"ranges", "next", "task", "part", "union"}
-        for document in (new.members, *new.parts.values()):
-            if not set(document) <= allowed:
-                with_names = await run_in_threadpool(_named_scopes, parts, population)
-                if not with_names:
-                    raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "members")
+        named = any(names_individuals(document) for document in (new.members, *new.parts.values()))
+        if named and not await run_in_threadpool(_named_scopes, parts, population):
+            raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "members")
     operation = populations.create_task(
         name=new.name,
         members=new.members,
@@ -178,10 +177,9 @@ def list_tasks(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
     """In the order in which they were made, with what the worst-off member has spent, held and available."""
-    after = cursor_from(cursor, "number")
+    after = number_from(cursor) or 0
     with parts.books.read(population) as book:
-        start = after["number"] if after else 0
-        found = [task for task in book.tasks.values() if task.number > start][: limit + 1]
+        found = [task for task in book.tasks.values() if task.number > after][: limit + 1]
         items = [populations.task_shown(book, task) for task in found[:limit]]
     return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}
 
