@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -26,6 +28,9 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
     `started` hears the address, and the secret of the first key if this is the first start.
     """
     logs.configure(settings.log_level)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _leave)
     with running(settings) as parts, _listening(settings) as listener:
         first = keys.ensure_first(parts.database)
         host, port = listener.getsockname()[:2]
@@ -35,6 +40,12 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
         )  # fmt: skip
         started(parts, f"http://{host}:{port}", first)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _leave(_number: int, _frame: object) -> None:
+    """End as if the program had come to its end. uvicorn drains, then raises the signal once more; by default that
+    would end the process on the spot, with PostgreSQL running and decisions in the queue."""
+    raise SystemExit(0)
 
 
 def _listening(settings: Settings) -> socket.socket:
