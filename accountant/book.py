@@ -562,7 +562,7 @@ def bitmap_from(text: str, path: str = "bitmap") -> FrozenBitMap:
     """The set that `bitmap_to` spells."""
     try:
         return FrozenBitMap.deserialize(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, IndexError):  # the last of no bytes at all
         raise InvalidDocument(path, text, "a roaring bitmap in its portable form, as base64") from None
 
 

@@ -38,7 +38,7 @@ def canonical(document: object) -> bytes:
         return rfc8785.dumps(document)  # type: ignore[arg-type]  # _check saw that it is
 
 
-class _Unusual(Exception):  # noqa: N818 - nobody ever sees it
+class _Unusual(Exception):
     """Not for the short way."""
 
 

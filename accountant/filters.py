@@ -91,8 +91,8 @@ def _same_orders(one: Cost, other: Cost) -> None:
 
 def _saturated(rho: tuple[int, ...], delta: int) -> Cost:
     if max(rho, default=0) > SATURATED:
-        rho = tuple([SATURATED if each > SATURATED else each for each in rho])
-    return Cost(rho=rho, delta=SATURATED if delta > SATURATED else delta)
+        rho = tuple([min(each, SATURATED) for each in rho])
+    return Cost(rho=rho, delta=min(delta, SATURATED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

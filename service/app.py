@@ -121,6 +121,8 @@ def _problem_of(failure: Exception) -> Problem:
             first: dict[str, Any] = dict(failure.errors()[0])
             where = [str(each) for each in first["loc"] if each not in {"body", "query", "path", "header"}]
             return Problem("invalid", f"{'.'.join(where) or 'body'}: {first['msg']}.", ".".join(where) or "body")
+        case HTTPException() if isinstance(failure.__cause__, Problem):
+            return failure.__cause__  # the framework calls everything that stops a body a fault in it
         case HTTPException(status_code=404):
             return Problem("not-found", "There is nothing at this address.")
         case HTTPException(status_code=405):

@@ -159,7 +159,7 @@ class Void(Closed):
 class NewKey(Closed):
     """A key for a pipeline, an officer, an auditor, a worker or an admin."""
 
-    name: Name
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
     roles: list[Role] = Field(min_length=1, max_length=5)
     expires_in_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from contextlib import suppress
+import threading
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -15,7 +15,6 @@ from service.operations import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from service.api.context import Parts
     from service.settings import Settings
@@ -29,9 +28,10 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
     `started` hears the address, and the secret of the first key if this is the first start.
     """
     logs.configure(settings.log_level)
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _leave)
-    with suppress(_Told), running(settings) as parts, _listening(settings) as listener:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _leave)
+    with running(settings) as parts, _listening(settings) as listener:
         first = keys.ensure_first(parts.database)
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
@@ -42,12 +42,10 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
         uvicorn.Server(config).run(sockets=[listener])
 
 
-class _Told(BaseException):
-    """A signal to stop. uvicorn answers what is under way first, and then passes the signal on to us."""
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    raise _Told
+def _leave(_number: int, _frame: object) -> None:
+    """End as if the program had come to its end. uvicorn drains, then raises the signal once more; by default that
+    would end the process on the spot, with PostgreSQL running and decisions in the queue."""
+    raise SystemExit(0)
 
 
 def _listening(settings: Settings) -> socket.socket:

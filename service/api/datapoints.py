@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -153,7 +154,7 @@ async def _from_ndjson(lines: AsyncIterator[str]) -> AsyncIterator[str]:
             continue
         try:
             document = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Problem("invalid", f"Line {number} is not JSON.", "body") from None
         if not isinstance(document, dict) or set(document) != {"key"} or not isinstance(document["key"], str):
             raise Problem("invalid", f'Line {number} is not {{"key": "…"}}.', "body")
@@ -161,14 +162,15 @@ async def _from_ndjson(lines: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 async def _from_csv(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    import csv  # noqa: PLC0415 - shadows nothing here
-
     number, place = 0, -1
     async for line in lines:
         number += 1
         if not line.strip():
             continue
-        cells = next(csv.reader([line]))
+        try:
+            cells = next(csv.reader([line]))
+        except csv.Error:
+            raise Problem("invalid", f"Line {number} is not CSV.", "body") from None
         if place < 0:
             if "key" not in cells:
                 raise Problem("invalid", "The first line names the columns, and one of them must be `key`.", "body")

@@ -49,7 +49,11 @@ def digest(secret: bytes, population: str, key: str) -> bytes:
     """What is stored of a key: keyed, and different in every population."""
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY:
         raise InvalidInput("key", "a key", f"text of 1 to {MAX_KEY} characters")
-    return blake2b(population.encode() + b"\x00" + key.encode(), key=secret, digest_size=20).digest()
+    try:
+        spelled = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("key", "a key", "text without lone surrogates, which UTF-8 cannot write") from None
+    return blake2b(population.encode() + b"\x00" + spelled, key=secret, digest_size=20).digest()
 
 
 def register_count(count: int) -> Decide:

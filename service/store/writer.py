@@ -156,9 +156,14 @@ class Writer:
             self._decide(batch)
 
     def _decide(self, batch: Sequence[Operation]) -> None:
-        """All of them, in order; one that uses SQL by itself, since its failure would take the others along."""
+        """All of them, in order; one that uses SQL by itself, since its failure would take the others along.
+
+        Whoever hung up before this point asked for nothing; from here on nobody can, and an answer has a place to go.
+        """
         group: list[Operation] = []
         for operation in batch:
+            if not operation.future.set_running_or_notify_cancel():
+                continue
             if operation.uses_sql:
                 self._together(group)
                 self._together([operation])
