@@ -519,6 +519,8 @@ def replay(
         if book is None:
             book = Book.of(body)
         else:
+            if verify:  # before anything is made of it: what was changed is where the chain breaks first
+                _same_link(chain.append(book.chain.link, body), link)
             if verify and (document := from_canonical(body))["kind"] == "release.held":
                 rules = book.rules
                 if "trimmed" in document:

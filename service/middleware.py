@@ -60,6 +60,9 @@ class Gatehouse:
             problem = as_problem(failure)
             if problem.name == "internal":
                 _log.error("failed", exc_info=failure, extra={"fields": {"request_id": request_id}})
+            if problem.name == "unavailable":  # by its class: the text may hold what was to be stored
+                error = type(getattr(failure, "orig", None) or failure).__name__
+                _log.error("the database failed", extra={"fields": {"request_id": request_id, "error": error}})
             if not status:
                 await _send_problem(problem, request_id, answer)
         finally:

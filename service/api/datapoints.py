@@ -90,7 +90,7 @@ async def register(
 
 
 async def _streamed(
-    request: Request, parts: Service, actor: Actor, population: str, keys: AsyncIterator[str]
+    request: Request, parts: Service, actor: Actor, population: str, keys: AsyncIterator[tuple[str, str]]
 ) -> JSONResponse:
     """Chunk by chunk, each durable before the next is read, so memory stays flat and nothing that was read is lost."""
     total = {"registered": 0, "known": 0, "returned": 0}
@@ -109,22 +109,24 @@ async def _streamed(
         chunk.clear()
 
     try:
-        async for key in keys:
-            chunk.append(datapoints.digest(parts.secrets.datapoints, population, key))
+        async for place, key in keys:
+            try:
+                chunk.append(datapoints.digest(parts.secrets.datapoints, population, key))
+            except InvalidInput as problem:
+                raise Problem("invalid", f"{place}: {problem}.", "key") from None
             if len(chunk) >= datapoints.CHUNK:
                 await flush()
         await flush()
-    except (Problem, InvalidInput) as problem:
-        done = Problem("invalid", str(problem), "key") if isinstance(problem, InvalidInput) else problem
+    except Problem as problem:
         if any(total.values()):
-            done.extra = {**done.extra, "so_far": dict(total)}  # these are durable; to send all again is safe
-        raise done from None
+            problem.extra = {**problem.extra, "so_far": dict(total)}  # these are durable; to send all again is safe
+        raise
     return JSONResponse({**last, **total, "first_ordinal": first}, status_code=201)
 
 
-async def _listed(keys: list[str]) -> AsyncIterator[str]:
-    for key in keys:
-        yield key
+async def _listed(keys: list[str]) -> AsyncIterator[tuple[str, str]]:
+    for number, key in enumerate(keys):
+        yield f"keys[{number}]", key
 
 
 async def _lines(request: Request) -> AsyncIterator[str]:
@@ -146,7 +148,7 @@ def _decoded(line: bytes) -> str:
         raise Problem("invalid", "A line is not UTF-8.", "body") from None
 
 
-async def _from_ndjson(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+async def _from_ndjson(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, str]]:
     number = 0
     async for line in lines:
         number += 1
@@ -158,19 +160,19 @@ async def _from_ndjson(lines: AsyncIterator[str]) -> AsyncIterator[str]:
             raise Problem("invalid", f"Line {number} is not JSON.", "body") from None
         if not isinstance(document, dict) or set(document) != {"key"} or not isinstance(document["key"], str):
             raise Problem("invalid", f'Line {number} is not {{"key": "…"}}.', "body")
-        yield document["key"]
+        yield f"Line {number}", document["key"]
 
 
-async def _from_csv(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+async def _from_csv(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, str]]:
     number, place = 0, -1
     async for line in lines:
         number += 1
         if not line.strip():
             continue
         try:
-            cells = next(csv.reader([line]))
-        except csv.Error:
-            raise Problem("invalid", f"Line {number} is not CSV.", "body") from None
+            cells = next(csv.reader([line], strict=True))
+        except csv.Error:  # such as a quoted line break, which would otherwise pass as two keys
+            raise Problem("invalid", f"Line {number} is not a line of CSV by itself.", "body") from None
         if place < 0:
             if "key" not in cells:
                 raise Problem("invalid", "The first line names the columns, and one of them must be `key`.", "body")
@@ -178,7 +180,7 @@ async def _from_csv(lines: AsyncIterator[str]) -> AsyncIterator[str]:
         elif place >= len(cells):
             raise Problem("invalid", f"Line {number} has no `key`.", "body")
         else:
-            yield cells[place]
+            yield f"Line {number}", cells[place]
 
 
 @router.post(

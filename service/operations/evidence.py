@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from contextlib import closing
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from service.signing import is_signed
 from service.store.writer import Decide, Outcome, stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from sqlalchemy import Connection
 
@@ -40,7 +40,7 @@ _CHECKPOINTS = text("SELECT number, at, payload, signature, public_key, heads FR
 _CHECKPOINT = text("SELECT number, at, payload, signature, public_key, heads FROM checkpoint WHERE number = :number")
 _LAST = text("SELECT heads FROM checkpoint ORDER BY number DESC LIMIT 1")
 _LOG = text(
-    "SELECT number, previous, hash, body FROM entry "
+    "SELECT number, previous, hash, kind, release, at, body FROM entry "
     "WHERE population_id = (SELECT id FROM population WHERE name = :name) AND number <= :upto ORDER BY number"
 )
 _POPULATION = text("SELECT id, number, hash, root FROM population WHERE name = :name")
@@ -193,10 +193,12 @@ def store_cohorts() -> Decide:
 # ---------------------------------------------------------------- verification
 
 
-def verify(database: Database, shelf: Books | None, population: str) -> dict[str, Any]:
+def verify(database: Database, shelf: Books | None, population: str, *, trusted: bytes | None = None) -> dict[str, Any]:
     """Rebuild a population from its log: chain, checkpoints, prices and admissions, then everything derived from it.
 
-    Nothing is changed. The first thing that does not agree is said, with its entry.
+    Nothing is changed. The first thing that does not agree is said, with its entry. `trusted` is the public key that
+    checkpoints must be signed with; without it each is checked with the key that is stored beside it, which whoever
+    can change the database can change too.
     """
     problems: list[str] = []
     with database.transaction() as connection:
@@ -204,17 +206,19 @@ def verify(database: Database, shelf: Books | None, population: str) -> dict[str
         row = connection.execute(_POPULATION, {"name": population}).one_or_none()
         if row is None:
             raise NotFound("population", population)
-        heads = _signed_heads(connection, population, problems)
+        heads = _signed_heads(connection, population, problems, trusted)
         stored = connection.execute(_COHORTS, {"id": row.id}).all()
         at_cohorts = {each.number for each in stored}
         rebuilt: dict[bytes, tuple[int, bytes, bytes]] = {}
 
-        def log() -> Iterator[tuple[Link, bytes]]:
-            for each in connection.execution_options(yield_per=1000).execute(_LOG, {"name": population, "upto": 2**62}):
-                yield (
-                    Link(number=each.number, previous=bytes(each.previous), hash=bytes(each.hash)),
-                    bytes(each.body),
-                )
+        def log() -> Generator[tuple[Link, bytes]]:
+            with connection.execute(
+                _LOG, {"name": population, "upto": 2**62}, execution_options={"yield_per": 1000}
+            ) as rows:
+                for each in rows:
+                    body = bytes(each.body)
+                    yield Link(number=each.number, previous=bytes(each.previous), hash=bytes(each.hash)), body
+                    _compare_columns(each, json.loads(body), problems)
 
         def visit(book: Book) -> None:
             if book.number in at_cohorts:
@@ -222,7 +226,8 @@ def verify(database: Database, shelf: Books | None, population: str) -> dict[str
 
         book: Book | None = None
         try:
-            book = ledger_book.replay(log(), heads=heads, verify=True, visit=visit)
+            with closing(log()) as entries:
+                book = ledger_book.replay(entries, heads=heads, verify=True, visit=visit)
         except (AccountantError, KeyError, TypeError, ValueError) as problem:
             problems.append(str(problem))
         if book is not None:
@@ -233,9 +238,12 @@ def verify(database: Database, shelf: Books | None, population: str) -> dict[str
             elif kept != rebuilt:
                 problems.append("the stored cohorts are not those that the log leads to")
     if shelf is not None and book is not None:
-        with suppress(NotFound), shelf.read(population) as live:
-            if live.number == book.number and cohort_rows(live) != cohort_rows(book):
-                problems.append("the cohorts in memory are not those that the log leads to")
+        try:
+            with shelf.read(population) as live:
+                if live.number == book.number and cohort_rows(live) != cohort_rows(book):
+                    problems.append("the cohorts in memory are not those that the log leads to")
+        except AssertionError as problem:
+            problems.append(f"what this process remembers is not in the database: {problem}")
     return {
         "population": population,
         "ok": not problems,
@@ -246,18 +254,25 @@ def verify(database: Database, shelf: Books | None, population: str) -> dict[str
     }
 
 
-def _signed_heads(connection: Connection, population: str, problems: list[str]) -> list[Head]:
+def _compare_columns(row: Any, body: dict[str, Any], problems: list[str]) -> None:
+    """What is stored beside a body, to find it by, is what the body says."""
+    if (row.kind, row.release, stamp(row.at)) != (body.get("kind"), body.get("release"), body.get("at")):
+        problems.append(f"the kind, release or time that is stored beside entry {row.number} is not that of its body")
+
+
+def _signed_heads(connection: Connection, population: str, problems: list[str], trusted: bytes | None) -> list[Head]:
     """What checkpoints with a genuine signature say of this population."""
     heads = []
     for row in connection.execute(_CHECKPOINTS).mappings():
-        made = chain.checkpoint_from_payload(bytes(row["payload"]))
-        if not is_signed(bytes(row["public_key"]), bytes(row["signature"]), made.signed_bytes):
+        key = bytes(row["public_key"])
+        signed = chain.pre_authentication_encoding(chain.CHECKPOINT_TYPE, bytes(row["payload"]))
+        if trusted not in {None, key} or not is_signed(key, bytes(row["signature"]), signed):
             problems.append(f"the signature of checkpoint {row['number']} is not genuine")
             continue
-        all_heads = [_head_from(each) for each in json.loads(bytes(row["heads"]))]
         try:
-            chain.verify_heads(made, all_heads)
-        except AccountantError as problem:
+            all_heads = [_head_from(each) for each in json.loads(bytes(row["heads"]))]
+            chain.verify_heads(chain.checkpoint_from_payload(bytes(row["payload"])), all_heads)
+        except (AccountantError, KeyError, TypeError, ValueError) as problem:
             problems.append(f"checkpoint {row['number']}: {problem}")
             continue
         heads += [head for head in all_heads if head.population == population]

@@ -61,8 +61,8 @@ def create(
     database: Database, *, name: str, roles: Sequence[str], expires_in_days: float | None = None
 ) -> dict[str, Any]:
     """A new key. The answer is the only place where its secret ever stands."""
-    if not 1 <= len(name) <= 200:
-        raise InvalidInput("name", name, "a name of 1 to 200 characters")
+    if not 1 <= len(name) <= 200 or "\x00" in name:
+        raise InvalidInput("name", name, "a name of 1 to 200 characters, none of them null")
     if not roles or not set(roles) <= set(ROLES):
         raise InvalidInput("roles", list(roles), "one or more of " + ", ".join(ROLES))
     now = datetime.now(UTC)
@@ -98,7 +98,7 @@ def listed(database: Database) -> list[dict[str, Any]]:
 def revoke(database: Database, identity: str) -> None:
     """From now on (within two seconds, on every process) this key opens nothing."""
     with database.transaction() as connection:
-        if connection.execute(_REVOKE, {"id": identity}).one_or_none() is None:
+        if "\x00" in identity or connection.execute(_REVOKE, {"id": identity}).one_or_none() is None:
             raise NotFound("key", identity)
 
 
