@@ -1,0 +1,159 @@
+"""`stint run` from nothing to a running service and back: what it prints, and that nothing is left behind."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.slow
+
+START_SECONDS = 60
+
+
+def command(folder: Path, *words: str, port: int = 0) -> subprocess.Popen[str]:
+    """`stint …` as a process of its own, in a process group of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("STINT_", "DATABASE_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "service", *words],
+        env=kept | {"STINT_DATA": str(folder), "STINT_PORT": str(port)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def stop(process: subprocess.Popen[str], with_signal: int = signal.SIGINT) -> tuple[str, str]:
+    process.send_signal(with_signal)
+    return process.communicate(timeout=60)
+
+
+def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if wanted in line:
+            return lines
+    raise AssertionError(f"it ended before {wanted!r}: {lines} {process.communicate()}")
+
+
+def servers_of(folder: Path) -> list[str]:
+    """Command lines of processes that work on the folder's PostgreSQL."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if "postgres" in words and str(folder) in words:
+            found.append(words)
+    return found
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A data folder with a path short enough for a socket."""
+    made = Path(tempfile.mkdtemp(prefix="stint-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def test_the_first_start_prints_a_key_once_and_ctrl_c_leaves_nothing(folder: Path) -> None:
+    first = command(folder, "run")
+    lines = lines_until(first, "Demo population: demo (")
+    url = re.findall(r"^Stint is running at (http://127\.0\.0\.1:\d+)$", lines[0])[0]
+    keys = re.findall(r"^Admin key: (sk_\S+)$", "\n".join(lines), re.MULTILINE)
+    assert len(keys) == 1
+    opened = {"Authorization": f"Bearer {keys[0]}"}
+    population = httpx.get(f"{url}/v1/populations/demo", headers=opened).json()
+    assert population["tasks"] == 156
+    assert servers_of(folder)
+    out, err = stop(first)
+    assert (first.returncode, out, err) == (0, "Stopped.\n", "")
+    assert not servers_of(folder)
+
+    started = time.monotonic()
+    second = command(folder, "run")
+    lines = lines_until(second, "Demo population: demo (there already)")
+    seconds = time.monotonic() - started
+    assert not any("sk_" in line for line in lines)
+    url = lines[0].rpartition(" ")[2]
+    again = httpx.get(f"{url}/v1/populations/demo", headers=opened).json()
+    assert again["entry"]["number"] - population["entry"]["number"] in {0, 1}  # the forgotten hold may have expired
+    found = httpx.post(f"{url}/v1/populations/demo/ledger/verify", headers=opened, timeout=60).json()
+    assert found["ok"], found["problems"]
+    releases = httpx.get(f"{url}/v1/releases?population=demo&limit=1000", headers=opened).json()["items"]
+    assert {each["status"] for each in releases} == {"held", "denied", "committed", "voided", "expired"}
+    assert {each["kind"] for each in releases} == {"weights", "labels", "window_model"}
+    out, err = stop(second, signal.SIGTERM)
+    assert (second.returncode, out, err) == (0, "Stopped.\n", "")
+    assert not servers_of(folder)
+    print(f"the second start took {seconds:.1f} s")
+
+
+def test_a_stop_during_the_start_leaves_nothing(folder: Path) -> None:
+    for delay in (0.3, 1.5, 2.5):
+        process = command(folder, "run", "--no-demo")
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGTERM)  # as a terminal does: to all of them
+        process.communicate(timeout=60)
+        assert process.returncode in {0, -signal.SIGTERM}  # the latter before the first line of the command ran
+        assert not servers_of(folder)
+
+
+def test_an_interrupted_demo_is_completed_by_the_next_start(folder: Path) -> None:
+    first = command(folder, "run", "--json")
+    document = json.loads(lines_until(first, "started")[0])
+    opened = {"Authorization": f"Bearer {document['key']}"}
+    while True:
+        seen = httpx.get(f"{document['url']}/v1/populations/demo", headers=opened)
+        if seen.is_success and seen.json()["tasks"] > 20:
+            break
+        time.sleep(0.1)
+    stop(first)
+    second = command(folder, "run", "--json")
+    line = json.loads(lines_until(second, '"demo"')[-1])
+    url = line.get("url")
+    out, _ = stop(second)
+    assert line["event"] == "demo"
+    assert 0 < line["steps"] < 574
+    assert url is None
+    third = command(folder, "run", "--json")
+    assert json.loads(lines_until(third, '"demo"')[-1])["steps"] == 0
+    out, _ = stop(third)
+    assert json.loads(out) == {"event": "stopped"}
+
+
+def test_a_taken_port_is_one_line(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = command(folder, "run", port=taken.getsockname()[1])
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert re.fullmatch(r"stint: port \d+ of 127\.0\.0\.1 is taken: .*\n", err)
+    assert not (folder / "postgres").exists()
+
+
+def test_verify_beside_a_running_service_does_not_stop_its_database(folder: Path) -> None:
+    service = command(folder, "serve")
+    lines = lines_until(service, "Ctrl-C")
+    url = lines[0].rpartition(" ")[2]
+    beside = command(folder, "verify", "--data", str(folder), "--json")
+    out, err = beside.communicate(timeout=60)
+    assert (beside.returncode, json.loads(out)) == (0, []), err
+    assert httpx.get(f"{url}/readyz").json() == {"status": "ready"}
+    stop(service)
+    assert service.returncode == 0
+    assert not servers_of(folder)
