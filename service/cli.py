@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Unreachable as problem:
         return _complain(str(problem), COULD_NOT)
     except StintError as problem:
-        return _complain(" ".join(filter(None, (str(problem), problem.advice))), NOT_OK)
+        detail = str(problem).rstrip(".")
+        return _complain(f"{detail}. {problem.advice}".strip(), NOT_OK)
     except Denied as problem:
         return _complain(str(problem), NOT_OK)
     except BrokenPipeError:
@@ -102,10 +103,10 @@ def _client() -> Stint:
 
 
 def _read_json(path: str) -> Any:
-    text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     try:
-        return json.loads(text)
-    except ValueError as problem:
+        return json.loads(data)
+    except (ValueError, RecursionError) as problem:
         shown = "standard input" if path == "-" else path
         raise CouldNot(f"{shown} is not JSON: {problem}") from None
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,14 @@ def short_folder() -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def command(folder: Path, *words: str, port: int = 0) -> subprocess.Popen[str]:
+def command(
+    folder: Path, *words: str, port: int = 0, variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """`stint …` as a process of its own, in a process group of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("STINT_", "DATABASE_"))}
     return subprocess.Popen(
         [sys.executable, "-m", "service", *words],
-        env=kept | {"STINT_DATA": str(folder), "STINT_PORT": str(port)},
+        env=kept | {"STINT_DATA": str(folder), "STINT_PORT": str(port), **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -112,3 +112,10 @@ def test_verify_beside_a_running_service_does_not_stop_its_database(folder: Path
     stop(service)
     assert service.returncode == 0
     assert not servers_of(folder)
+
+
+def test_an_unreachable_database_is_one_line(folder: Path) -> None:
+    process = command(folder, "run", variables={"DATABASE_URL": "postgresql://127.0.0.1:1/none"})
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert re.fullmatch(r"stint: the database cannot be used: .*\n", err)
