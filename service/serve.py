@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 _DRAIN_SECONDS = 20
+_BACKLOG = 2048
 
 
 def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any]) -> None:
@@ -34,11 +35,12 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
     with running(settings) as parts, _listening(settings) as listener:
         first = keys.ensure_first(parts.database)
         host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
             create_app(parts), log_config=None, timeout_graceful_shutdown=_DRAIN_SECONDS, lifespan="on",
             access_log=False, server_header=False, timeout_keep_alive=30,
         )  # fmt: skip
-        started(parts, f"http://{host}:{port}", first)
+        started(parts, f"http://{shown}:{port}", first)
         uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -49,9 +51,14 @@ def _leave(_number: int, _frame: object) -> None:
 
 
 def _listening(settings: Settings) -> socket.socket:
-    """Bound before anything is promised, so that the printed address is the right one."""
+    """Listening before anything is promised: the printed address is the right one, and who comes early waits."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((settings.host, settings.port))
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
     return listener

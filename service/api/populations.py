@@ -194,7 +194,7 @@ def list_tasks(
     return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}
 
 
-@router.get("/{population}/tasks/{task}", responses=problems("not-found"), summary="One task")
+@router.get("/{population}/tasks/{task:path}", responses=problems("not-found"), summary="One task")
 def get_task(population: Population, task: str, parts: Service, _actor: Anyone) -> dict[str, Any]:
     """Its size, its parts, its own ledger, and the releases that name it."""
     with parts.books.read(population) as book:
