@@ -184,7 +184,7 @@ def serving(parts: Parts) -> Iterator[str]:
     thread.start()
     try:
         until(lambda: server.started)
-        yield "http://127.0.0.1:{}".format(listener.getsockname()[1])
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)

@@ -66,7 +66,9 @@ def test_constraints_and_keys_are_those_declared(house: House) -> None:
     with engine_of(house.database_url) as engine, engine.connect() as connection:
         for table in tables.metadata.tables.values():
             found = connection.execute(
-                text("SELECT conname FROM pg_constraint WHERE conrelid = CAST(:t AS regclass) AND contype IN ('p','u')"),
+                text(
+                    "SELECT conname FROM pg_constraint WHERE conrelid = CAST(:t AS regclass) AND contype IN ('p','u')"
+                ),
                 {"t": table.name},
             )
             declared = {str(each.name) for each in table.constraints if each.name and "fkey" not in str(each.name)}
@@ -202,7 +204,9 @@ def test_the_head_of_a_population_is_the_end_of_its_log(house: House) -> None:
     release = house.officer.hold(name, ({"ranges": [[0, 5]]}, {"kind": "pure_dp", "epsilon": 0.1}))
     house.officer.commit(release)
     with house.superuser() as connection:
-        number, head = connection.execute("SELECT number, hash FROM population WHERE name = %s", (name,)).fetchone() or ()
+        number, head = (
+            connection.execute("SELECT number, hash FROM population WHERE name = %s", (name,)).fetchone() or ()
+        )
     entries = house.rows("entry", name)
     assert [row[1] for row in entries] == [1, 2, 3, 4]
     assert (number, head) == (4, entries[-1][3])

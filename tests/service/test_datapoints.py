@@ -142,7 +142,9 @@ def test_a_hundred_million_cost_no_rows_and_no_time(house: House) -> None:
     started = time.perf_counter()
     made = house.officer.post(f"/v1/populations/{name}/datapoints", {"count": 10**8}, status=201)
     assert (made["registered"], made["datapoints"]) == (10**8, 10**8)
-    release = house.pipeline.hold(name, ({"ranges": [[0, 5 * 10**7]]}, pure(0.4)), ({"ranges": [[10**6, 10**8]]}, pure(0.2)))
+    release = house.pipeline.hold(
+        name, ({"ranges": [[0, 5 * 10**7]]}, pure(0.4)), ({"ranges": [[10**6, 10**8]]}, pure(0.2))
+    )
     house.pipeline.commit(release)
     spent = [house.officer.reading(name, ordinal)["spent"] for ordinal in (0, 10**6, 10**8 - 1)]
     budget = house.pipeline.get(f"/v1/populations/{name}/budget")
@@ -220,7 +222,7 @@ GOOD = b"".join(as_ndjson(keys(datapoints.CHUNK + 3)))
         (NDJSON, b'{"key": "\\ud800"}\n', 1, None),
         (NDJSON, b'{"key": "' + b"x" * 1001 + b'"}\n', 1, None),
         (NDJSON, GOOD + b"nonsense\n", datapoints.CHUNK + 4, datapoints.CHUNK),
-        (CSV, b"key\na\nb,c\n\"d\n", 4, None),
+        (CSV, b'key\na\nb,c\n"d\n', 4, None),
         (CSV, b"name,key\nann,a\nbob\n", 3, None),
         (CSV, b"key\na\rb\n", 2, None),
         (CSV, b'name,key\n"Ann\nBo",a\n', 2, None),
@@ -298,7 +300,9 @@ def test_a_key_is_nowhere(house: House, caplog: pytest.LogCaptureFixture) -> Non
     asked = {"population": name, "charges": [{"scope": scope, "event": pure(5.0)}]}
     house.officer.post("/v1/releases", asked, status=201, headers={"Idempotency-Key": house.new_name("k")})
     house.officer.post(f"{address}/erase", {"key": marks[4]}, headers={"Idempotency-Key": house.new_name("k")})
-    house.officer.post("/v1/releases", {**asked, "charges": [{"scope": {"keys": marks, "x": 1}, "event": {}}]}, status=422)
+    house.officer.post(
+        "/v1/releases", {**asked, "charges": [{"scope": {"keys": marks, "x": 1}, "event": {}}]}, status=422
+    )
     seen = {
         "tables": repr(house.everything()),
         "log": json.dumps(as_lines(caplog.records)),
@@ -318,4 +322,7 @@ def test_a_digest_is_keyed(house: House) -> None:
     one = datapoints.digest(b"a" * 32, "clinic", "ann")
     assert len(one) == 20
     assert one == datapoints.digest(b"a" * 32, "clinic", "ann")
-    assert len({one, datapoints.digest(b"b" * 32, "clinic", "ann"), datapoints.digest(b"a" * 32, "cli", "nic\x00ann")}) == 3
+    assert (
+        len({one, datapoints.digest(b"b" * 32, "clinic", "ann"), datapoints.digest(b"a" * 32, "cli", "nic\x00ann")})
+        == 3
+    )

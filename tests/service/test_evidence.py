@@ -30,7 +30,12 @@ def lively(house: House) -> str:
     address = f"/v1/populations/{name}"
     house.officer.post(f"{address}/datapoints", {"keys": [f"p{n}" for n in range(20)]}, status=201)
     house.officer.post(f"{address}/datapoints", {"count": 80}, status=201)
-    task = {"name": "w1", "members": {"next": 50}, "parts": {"m": {"ranges": [[0, 9]]}}, "budget": {"epsilon": 0.6, "delta": 1e-7}}
+    task = {
+        "name": "w1",
+        "members": {"next": 50},
+        "parts": {"m": {"ranges": [[0, 9]]}},
+        "budget": {"epsilon": 0.6, "delta": 1e-7},
+    }
     house.officer.post(f"{address}/tasks", task, status=201)
     first = house.officer.hold(name, ({"task": "w1"}, pure(0.4)), ({"ranges": [[40, 60]]}, pure(0.3)))
     house.officer.commit(first, sha256="ab" * 32)
@@ -131,7 +136,9 @@ def test_one_entry_is_proved_without_the_others(house: House, name: str) -> None
                     root=head.root, size=head.number, index=entry["number"] - 1, leaf=leaf_hash(digest), proof=wrong
                 )
         with pytest.raises(BrokenProof):
-            chain.verify_head(found, Head(population=name, number=head.number + 1, hash=head.hash, root=head.root), place)
+            chain.verify_head(
+                found, Head(population=name, number=head.number + 1, hash=head.hash, root=head.root), place
+            )
     house.auditor.get(f"/v1/populations/{name}/ledger/9999/proof", status=422, checkpoint=number)
     house.auditor.get(f"/v1/populations/{name}/ledger/1/proof", status=404, checkpoint=999_999)
 
@@ -351,7 +358,10 @@ def test_a_log_that_was_written_anew_is_found_by_its_decisions(house: House) -> 
         entries.append((spelled, book.chain.link.previous, book.chain.link.hash, row[1]))
     assert book is not None
     statements = [
-        (f"UPDATE entry SET body = %s, previous = %s, hash = %s WHERE {OF} AND number = %s", (*entry[:3], name, entry[3]))
+        (
+            f"UPDATE entry SET body = %s, previous = %s, hash = %s WHERE {OF} AND number = %s",
+            (*entry[:3], name, entry[3]),
+        )
         for entry in entries
     ]
     head = book.chain.head

@@ -174,7 +174,10 @@ def test_tasks_from_ranges_bitmaps_and_arrivals(house: House) -> None:
     rest = house.pipeline.get(tasks, limit=2, cursor=page["next"])
     assert [task["name"] for task in rest["items"]] == ["w3", "w5"]
     assert rest["next"] is None
-    assert house.pipeline.get(f"{tasks}/w1")["overlaps"] == [{"task": "w3", "datapoints": 2}, {"task": "w5", "datapoints": 2}]
+    assert house.pipeline.get(f"{tasks}/w1")["overlaps"] == [
+        {"task": "w3", "datapoints": 2},
+        {"task": "w5", "datapoints": 2},
+    ]
     house.pipeline.get(f"{tasks}/w9", status=404)
     who = house.officer.get(f"/v1/populations/{name}/datapoints/0")
     assert [(task["name"], task["parts"]) for task in who["tasks"]] == [("w1", ["memory"]), ("w3", []), ("w5", [])]

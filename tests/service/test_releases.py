@@ -390,7 +390,9 @@ def test_the_policy_says_which_proofs_it_accepts(house: House, monkeypatch: pyte
     assert reason["code"] == "policy.proof_status"
     assert "claimed" in reason["message"]
     assert house.officer.reading(name, 0)["held"] == 0
-    house.officer.put(f"/v1/populations/{name}/policy", {"reason": "we take the risk", "accepts": ["proved", "claimed"]})
+    house.officer.put(
+        f"/v1/populations/{name}/policy", {"reason": "we take the risk", "accepts": ["proved", "claimed"]}
+    )
     assert house.pipeline.post("/v1/releases", {"population": name, **asked}, status=201)["status"] == "held"
     open_minded = house.population(100, accepts=["proved", "claimed"])
     assert house.pipeline.post("/v1/releases", {"population": open_minded, **asked}, status=201)["status"] == "held"
@@ -420,7 +422,10 @@ def test_the_catalog_is_shown_and_prices(house: House) -> None:
     name = house.population(100)
     unknown = {"population": name, "scope": ALL, "mechanism": {"name": "magic"}}
     assert house.pipeline.post("/v1/releases", unknown, status=422)["field"] == "mechanism"
-    unscoped = {"population": name, "mechanism": {"name": "label-release", "parameters": {"epsilon": 0.1, "delta": 1e-9}}}
+    unscoped = {
+        "population": name,
+        "mechanism": {"name": "label-release", "parameters": {"epsilon": 0.1, "delta": 1e-9}},
+    }
     assert house.pipeline.post("/v1/releases", unscoped, status=422)["field"] == "task"
 
 
@@ -474,7 +479,9 @@ def test_a_pipeline_is_told_counts_and_not_who(house: House) -> None:
     name = house.population(named_scopes=True)
     house.officer.post(f"/v1/populations/{name}/datapoints", {"keys": ["ann", "bob", "cy"]}, status=201)
     bits = {"bitmap": bitmap_to(BitMap([1]))}
-    release = house.pipeline.hold(name, ({"keys": ["ann"]}, pure(0.1)), (bits, pure(0.1)), ({"ranges": [[2, 3]]}, pure(0.1)))
+    release = house.pipeline.hold(
+        name, ({"keys": ["ann"]}, pure(0.1)), (bits, pure(0.1)), ({"ranges": [[2, 3]]}, pure(0.1))
+    )
     mine = house.pipeline.get(f"/v1/releases/{release}")["charges"]
     assert [charge["scope"] for charge in mine] == [None, None, {"ranges": [[2, 3]]}]
     assert [charge["datapoints"] for charge in mine] == [1, 1, 1]

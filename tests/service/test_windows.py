@@ -45,7 +45,9 @@ def test_every_step_of_a_stream_is_held_and_no_life_exceeds_the_promise(house: H
         assert held["status"] == "held", held["decision"]["reasons"]
         house.pipeline.commit(held["id"])
         charges = house.pipeline.get(f"/v1/releases/{held['id']}")["charges"]
-        expected = [{"ranges": [[block["start"], block["stop"]]]} for block in asked["mechanism"]["parameters"]["chain"]]
+        expected = [
+            {"ranges": [[block["start"], block["stop"]]]} for block in asked["mechanism"]["parameters"]["chain"]
+        ]
         assert [charge["scope"] for charge in charges] == expected
         touched |= {n for [[a, b]] in (scope["ranges"] for scope in expected) for n in range(a, b)}
         assert touched, "somebody is"
