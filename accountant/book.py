@@ -166,7 +166,7 @@ class Book:
         if (held is not None if document["kind"] == "release.held" else document["kind"] in _PLAIN) and (
             "artifact" not in document
         ):
-            self._apply(document, held)
+            self._apply({**document, "at": at}, held)
             self.chain = self.chain.append_checked(spelled)
         else:
             self.apply(spelled)
