@@ -232,7 +232,9 @@ def test_what_the_service_refuses_is_one_line_and_exit_1(
     assert "no population" in complaint(capsys, "propose", "--population", "nobody", "--task", "t", *SGD, code=1)
     assert "no population" in complaint(capsys, "verify", "nobody", code=1)
     assert "no population" in complaint(capsys, "export", "nobody", code=1)
-    assert "a task of this population, got 'w2'. Change" in complaint(capsys, "propose", "--population", "clinic", "--task", "w2", *SGD, code=1)
+    assert "a task of this population, got 'w2'. Change" in complaint(
+        capsys, "propose", "--population", "clinic", "--task", "w2", *SGD, code=1
+    )
     complaint(capsys, "commit", "rel_x", code=1)
     complaint(capsys, "propose", "--population", "../x", "--task", "w2", *SGD, code=1)
     assert "no key" in complaint(capsys, "keys", "revoke", "key_x", code=1)
