@@ -280,6 +280,21 @@ def test_datapoints_are_registered_from_files(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("at_service")
+def test_the_demo_is_made_once(capsys: pytest.CaptureFixture[str]) -> None:
+    made = as_json(capsys, "demo")
+    assert made["population"] == "demo"
+    assert made["steps"] > 500
+    assert said(capsys, "demo") == "Demo population: demo (0 steps: it was there already).\n"
+    with Stint() as client:
+        statuses = [each["status"] for each in client.releases("demo")]
+        assert client.population("demo")["policy"]["version"] == 2
+        assert any(task["budget"] for task in client.tasks("demo"))
+    assert {"denied", "committed", "voided"} <= set(statuses)
+    assert as_json(capsys, "verify", "demo")[0]["ok"]
+
+
+@pytest.mark.slow
 def test_without_the_service_the_database_itself_is_used() -> None:
     with short_folder() as folder:
         for words, expected in [
