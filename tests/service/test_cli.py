@@ -266,7 +266,9 @@ def test_populations_keys_and_evidence(capsys: pytest.CaptureFixture[str], tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_service")
-def test_datapoints_are_registered_from_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_datapoints_are_registered_from_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Stint() as client:
         client.create_population("keyed", unit="user", epsilon=1.0, delta=1e-6)
     file = tmp_path / "people.ndjson"
@@ -275,6 +277,10 @@ def test_datapoints_are_registered_from_files(capsys: pytest.CaptureFixture[str]
     table = tmp_path / "people.csv"
     table.write_text("key,colour\nk1,red\nnew,blue\n")
     assert said(capsys, "register", "keyed", str(table)).startswith("1 registered, 1 known before")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"key": "from a pipe"}\n')))
+    assert as_json(capsys, "register", "keyed", "-")["registered"] == 1
+    (tmp_path / "empty.csv").write_text("")
+    assert as_json(capsys, "register", "keyed", str(tmp_path / "empty.csv"))["registered"] == 0
     table.write_text("name\nk1\n")
     assert "must be `key`" in complaint(capsys, "register", "keyed", str(table), code=1)
 
