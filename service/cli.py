@@ -218,8 +218,9 @@ def demo(*, as_json: bool) -> None:
 
 
 def _bar(label: str, length: int | None, *, shown: bool) -> Any:
-    hidden = not (shown and sys.stderr.isatty())
-    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=hidden)
+    """A progress bar in a terminal; where the end is not known, or nobody looks, none."""
+    hidden = length is None or not (shown and sys.stderr.isatty())
+    return click.progressbar(length=length or 0, label=label, file=sys.stderr, hidden=hidden)
 
 
 # ---------------------------------------------------------------- prices, without any service

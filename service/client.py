@@ -35,6 +35,8 @@ KINDS: Final[Mapping[str, str]] = {"dp-sgd": "weights", "label-release": "labels
 
 _log = logging.getLogger(__name__)
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_CONNECT_SECONDS: Final = 10.0
+_VERIFY_SECONDS: Final = 3600.0  # a long log is decided again from its first entry
 _PAGE: Final = 1000
 _PROGRESS_EVERY: Final = 10_000
 _FILE_BYTES: Final = 2**20
@@ -174,7 +176,7 @@ class Stint:
             self._http = httpx.Client(
                 base_url=self.url,
                 headers={"Authorization": f"Bearer {secret}"} if secret else {},
-                timeout=httpx.Timeout(timeout_seconds, connect=10.0),
+                timeout=httpx.Timeout(timeout_seconds, connect=_CONNECT_SECONDS),
                 trust_env=False,  # a ledger is asked directly, not through whatever proxy is around
             )
         except httpx.InvalidURL as problem:
@@ -380,7 +382,8 @@ class Stint:
 
     def verify(self, population: str) -> Document:
         """Rebuild a population from its log on the server, and compare."""
-        return self._post(f"/v1/populations/{_quoted(population)}/ledger/verify", None)
+        path = f"/v1/populations/{_quoted(population)}/ledger/verify"
+        return self._document("POST", path, seconds=_VERIFY_SECONDS)
 
     def proof(self, population: str, number: int, *, checkpoint: int) -> Document:
         """What shows an outsider that an entry is in the ledger that a checkpoint saw."""
@@ -468,12 +471,14 @@ class Stint:
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
         repeatable: bool = True,
+        seconds: float | None = None,
     ) -> Document:
         sent = dict(headers or {})
+        limit = self._http.timeout if seconds is None else httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
         if method in {"POST", "PUT"}:
             sent["Idempotency-Key"] = key or f"client-{uuid.uuid4()}"
         try:
-            request = self._http.build_request(method, path, json=body, params=query, headers=sent)
+            request = self._http.build_request(method, path, json=body, params=query, headers=sent, timeout=limit)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as problem:
             raise self._unreachable(problem) from problem
         return self._read(self._send(request, repeatable=repeatable))

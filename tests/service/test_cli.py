@@ -266,7 +266,9 @@ def test_populations_keys_and_evidence(capsys: pytest.CaptureFixture[str], tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_service")
-def test_datapoints_are_registered_from_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_datapoints_are_registered_from_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Stint() as client:
         client.create_population("keyed", unit="user", epsilon=1.0, delta=1e-6)
     file = tmp_path / "people.ndjson"
@@ -275,8 +277,27 @@ def test_datapoints_are_registered_from_files(capsys: pytest.CaptureFixture[str]
     table = tmp_path / "people.csv"
     table.write_text("key,colour\nk1,red\nnew,blue\n")
     assert said(capsys, "register", "keyed", str(table)).startswith("1 registered, 1 known before")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"key": "from a pipe"}\n')))
+    assert as_json(capsys, "register", "keyed", "-")["registered"] == 1
+    (tmp_path / "empty.csv").write_text("")
+    assert as_json(capsys, "register", "keyed", str(tmp_path / "empty.csv"))["registered"] == 0
     table.write_text("name\nk1\n")
     assert "must be `key`" in complaint(capsys, "register", "keyed", str(table), code=1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("at_service")
+def test_the_demo_is_made_once(capsys: pytest.CaptureFixture[str]) -> None:
+    made = as_json(capsys, "demo")
+    assert made["population"] == "demo"
+    assert made["steps"] > 500
+    assert said(capsys, "demo") == "Demo population: demo (0 steps: it was there already).\n"
+    with Stint() as client:
+        statuses = [each["status"] for each in client.releases("demo")]
+        assert client.population("demo")["policy"]["version"] == 2
+        assert any(task["budget"] for task in client.tasks("demo"))
+    assert {"denied", "committed", "voided"} <= set(statuses)
+    assert as_json(capsys, "verify", "demo")[0]["ok"]
 
 
 @pytest.mark.slow

@@ -58,14 +58,17 @@ def test_the_first_start_prints_a_key_once_and_ctrl_c_leaves_nothing(
     assert not servers_of(folder)
 
 
-def test_a_stop_during_the_start_leaves_nothing(folder: Path) -> None:
-    for delay in (0.3, 1.5, 2.5):
-        process = command(folder, "run", "--no-demo")
-        time.sleep(delay)
-        os.killpg(process.pid, signal.SIGTERM)  # as a terminal does: to all of them
-        process.communicate(timeout=60)
-        assert process.returncode in {0, -signal.SIGTERM}  # the latter before the first line of the command ran
-        assert not servers_of(folder)
+@pytest.mark.parametrize("trace", ["postgres", "postgres/PG_VERSION", "postgres/postmaster.pid"])
+def test_a_stop_during_the_start_leaves_nothing(folder: Path, trace: str) -> None:
+    process = command(folder, "run", "--no-demo")
+    while not (folder / trace).exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.endswith("Stopped.\n")
+    assert "Traceback" not in err
+    assert not servers_of(folder)
 
 
 def test_an_interrupted_demo_is_completed_by_the_next_start(folder: Path) -> None:
