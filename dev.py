@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 USAGE = """\
-usage: python3 dev.py run
+usage: python3 dev.py run [--port PORT] [--no-demo] ...
        python3 dev.py test [--quick | --full] [pytest arguments]
        python3 dev.py bench [name]
 
-run    start the service
+run    start the service with an embedded PostgreSQL and a demo population; Ctrl-C stops everything
 test   format, lint, types, layers, then the tests; stops at the first that fails
          --quick   the inner loop: no slow tests, few random examples, no coverage
          --full    everything, with many random examples
@@ -90,8 +90,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(python: Path, arguments: Sequence[str]) -> int:
-    """Start the service."""
-    return _call([str(python), "-m", "service", *arguments])
+    """Become the service, so that a signal to this process reaches it and its exit code is this one's."""
+    os.chdir(ROOT)
+    sys.stdout.flush()
+    os.execve(python, [str(python), "-m", "service", "run", *arguments], clean_environment())
 
 
 def bench(python: Path, arguments: Sequence[str]) -> int:

@@ -44,6 +44,7 @@ MAX_PARTS: Final = 100
 MAX_RANGES: Final = 100_000
 MAX_UNION: Final = 100
 _KEPT_BYTES: Final = 2**16  # of a release's scopes; who larger ones touched is read from the log when it is asked
+_PLAIN: Final = frozenset({"release.denied", "release.committed", "release.voided", "release.expired"})
 _STATUSES: Final[tuple[ProofStatus, ...]] = get_args(ProofStatus)
 
 
@@ -149,8 +150,27 @@ class Book:
     def apply(self, body: bytes) -> None:
         """Change the book as the next body of its log says."""
         document = from_canonical(body)
+        if not isinstance(document, dict):
+            raise InvalidDocument("body", document, "an object")
         self._apply(document, self.held_from(document) if document["kind"] == "release.held" else None)
-        self.chain = self.chain.append(body)
+        self.chain = self.chain.append_checked(body)
+
+    def append(self, document: Body, *, at: str, actor: str, held: Held | None = None) -> bytes:
+        """Spell a new body, change the book as it says, and return its bytes.
+
+        The same as `apply` of those bytes. The frequent kinds, of which the book keeps nothing but text and whole
+        numbers, are not read again to find out what they say. `held` is the hold that `held_body` was given, if this is
+        its body.
+        """
+        spelled = spell(document, at=at, actor=actor)
+        if (held is not None if document["kind"] == "release.held" else document["kind"] in _PLAIN) and (
+            "artifact" not in document
+        ):
+            self._apply({**document, "at": at}, held)
+            self.chain = self.chain.append_checked(spelled)
+        else:
+            self.apply(spelled)
+        return spelled
 
     def _apply(self, document: Document, held: Held | None) -> None:
         number = self.number + 1
@@ -228,7 +248,9 @@ class Book:
         on_exhausted: OnExhausted | None = None,
     ) -> Decision:
         """Decide on a release under the policy of now; see `ledger.propose`."""
-        rules = self.rules if on_exhausted is None else replace(self.rules, on_exhausted=on_exhausted)
+        rules = self.rules
+        if on_exhausted not in (None, rules.on_exhausted):
+            rules = replace(rules, on_exhausted=on_exhausted)
         return ledger.propose(self.ledger, rules, release=release, charges=charges, delta=delta)
 
     def charge(self, document: Document, *, path: str) -> tuple[Charge, Body]:
@@ -542,7 +564,7 @@ def bitmap_from(text: str, path: str = "bitmap") -> FrozenBitMap:
     """The set that `bitmap_to` spells."""
     try:
         return FrozenBitMap.deserialize(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, IndexError):  # the last of no bytes at all
         raise InvalidDocument(path, text, "a roaring bitmap in its portable form, as base64") from None
 
 

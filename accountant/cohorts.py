@@ -38,6 +38,8 @@ SCATTERED_CONTAINERS_PER_BLOCK: Final = 16
 CHUNK: Final = 2**20
 _BLOCK: Final = 2**16
 _MIN_SPARE_LABELS: Final = 64
+_MIN_ROWS: Final = 64
+_NEVER: Final = (2**32 - 1, 0)
 
 
 Transition: TypeAlias = Callable[[History], History]
@@ -97,7 +99,7 @@ class Cohorts:
 
     def touched(self, scope: Scope) -> list[tuple[History, int]]:
         """The history of every cohort that the scope meets, and how many datapoints of the scope it has."""
-        overlaps = self._form.overlaps(self._checked(scope))
+        overlaps = self._form.found(self._checked(scope))
         return [(history, sum(counts)) for history, _, counts in overlaps]
 
     def members(self, scope: Scope, histories: Collection[History]) -> BitMap:
@@ -112,7 +114,7 @@ class Cohorts:
         """
         self._form.charge(self._checked(scope), transition)
         if self._may_switch and isinstance(self._form, _Bitmaps) and self._form.is_fragmented(self._size):
-            self._form = _Labels.of(self._form.cohorts, self._size)
+            self._form = _Labels.of(self._form, self._size)
 
     def resolve(self, release: str, transition: Transition) -> None:
         """Apply `transition` wherever the release is held, and join cohorts whose histories become equal.
@@ -139,6 +141,14 @@ class _Form(ABC, Generic[Part]):
 
     def __init__(self) -> None:
         self.cohorts: dict[History, Part] = {}
+        self._holding: dict[str, dict[History, None]] = {}  # release → histories that hold it, in the cohorts' order
+        self._last: tuple[Scope, _Overlaps[Part]] | None = None  # what `found` said, until something changes
+
+    def found(self, scope: Scope) -> _Overlaps[Part]:
+        """The overlaps of a scope; a charge right after the look that decided on it does not search again."""
+        if self._last is None or self._last[0] != scope:
+            self._last = FrozenBitMap(scope), self.overlaps(scope)
+        return self._last[1]
 
     @abstractmethod
     def overlaps(self, scope: Scope) -> _Overlaps[Part]:
@@ -154,20 +164,22 @@ class _Form(ABC, Generic[Part]):
 
     def charge(self, scope: Scope, transition: Transition) -> None:
         moves = [
-            (old, new, (part, counts)) for old, part, counts in self.overlaps(scope) if (new := transition(old)) != old
+            (old, new, (part, counts)) for old, part, counts in self.found(scope) if (new := transition(old)) != old
         ]
+        self._last = None
         pieces = self.split(scope, [cut for _, _, cut in moves])
         # All leave before any arrives: the new history of one cohort may be the old one of another.
         for (old, _, _), (_, outside) in zip(moves, pieces, strict=True):
             if outside is None:
-                del self.cohorts[old]
+                self._leave(old)
             else:
-                self.cohorts[old] = outside
+                self._put(old, outside)
         self._arrive((new, inside) for (_, new, _), (inside, _) in zip(moves, pieces, strict=True))
 
     def resolve(self, release: str, transition: Transition) -> None:
-        moves = [(old, transition(old)) for old in self.cohorts if old.has_hold(release)]
-        self._arrive([(new, self.cohorts.pop(old)) for old, new in moves])
+        moves = [(old, transition(old)) for old in self._holding.get(release, ())]
+        self._last = None
+        self._arrive([(new, self._leave(old)) for old, new in moves])
 
     def _arrive(self, arrivals: Iterable[tuple[History, Part]]) -> None:
         meeting: dict[History, list[Part]] = {}
@@ -176,7 +188,27 @@ class _Form(ABC, Generic[Part]):
         for history, parts in meeting.items():
             if history in self.cohorts:
                 parts.append(self.cohorts[history])
-            self.cohorts[history] = parts[0] if len(parts) == 1 else self.join(parts)
+            else:
+                self._enter(history)
+            self._put(history, parts[0] if len(parts) == 1 else self.join(parts))
+
+    def _enter(self, history: History) -> None:
+        """A cohort is about to be made; it comes last in every order, as in a dict."""
+        for hold in history.holds:
+            self._holding.setdefault(hold.release, {})[history] = None
+
+    def _put(self, history: History, part: Part) -> None:
+        """The cohort has these members from now on."""
+        self.cohorts[history] = part
+
+    def _leave(self, history: History) -> Part:
+        """The cohort is no more."""
+        for hold in history.holds:
+            holding = self._holding[hold.release]
+            del holding[history]
+            if not holding:
+                del self._holding[hold.release]
+        return self.cohorts.pop(history)
 
 
 class _Bitmaps(_Form[FrozenBitMap]):
@@ -187,6 +219,7 @@ class _Bitmaps(_Form[FrozenBitMap]):
     def __init__(self) -> None:
         super().__init__()
         self._scattered = 0  # kept by differences, so that a charge looks only at the cohorts it splits
+        self._index = _Index()
 
     def is_fragmented(self, size: int) -> bool:
         return self._scattered > SCATTERED_CONTAINERS_PER_BLOCK * -(-size // _BLOCK)
@@ -203,14 +236,25 @@ class _Bitmaps(_Form[FrozenBitMap]):
     def extend(self, start: int, stop: int) -> None:
         members = FrozenBitMap(range(start, stop))
         self._scattered += _scattered(members)
+        self._last = None
         self._arrive([(UNTOUCHED, members)])
 
     def overlaps(self, scope: Scope) -> _Overlaps[FrozenBitMap]:
+        if not scope:
+            return []
         return [
             (history, members, [count])
-            for history, members in self.cohorts.items()
-            if (count := members.intersection_cardinality(scope))
+            for history in self._index.between(scope.min(), scope.max())
+            if (count := (members := self.cohorts[history]).intersection_cardinality(scope))
         ]
+
+    def _put(self, history: History, part: FrozenBitMap) -> None:
+        super()._put(history, part)
+        self._index.put(history, part.min(), part.max())
+
+    def _leave(self, history: History) -> FrozenBitMap:
+        self._index.remove(history)
+        return super()._leave(history)
 
     def members(self, scope: Scope, histories: list[History]) -> BitMap:
         return BitMap().union(*[self.cohorts[history] & scope for history in histories])
@@ -234,6 +278,49 @@ class _Bitmaps(_Form[FrozenBitMap]):
         return joined
 
 
+class _Index:
+    """Which cohorts have members between two ordinals, perhaps: by the first and the last of each.
+
+    Comparing two arrays takes 1 ns a cohort, asking its bitmap 500. So a range meets its neighbours, however many
+    releases cut the rest of the population.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[History, int] = {}  # in the order of the cohorts, like the rows
+        self._histories: list[History | None] = []
+        self._first = np.empty(_MIN_ROWS, dtype=np.uint32)
+        self._last = np.empty(_MIN_ROWS, dtype=np.uint32)
+
+    def put(self, history: History, first: int, last: int) -> None:
+        row = self._rows.get(history)
+        if row is None:
+            if len(self._histories) == len(self._first):
+                self._make_room()
+            row = self._rows[history] = len(self._histories)
+            self._histories.append(history)
+        self._first[row], self._last[row] = first, last
+
+    def remove(self, history: History) -> None:
+        row = self._rows.pop(history)
+        self._histories[row] = None
+        self._first[row], self._last[row] = _NEVER  # from the end to the beginning: between nothing
+
+    def between(self, first: int, last: int) -> list[History]:
+        used = len(self._histories)
+        rows = np.flatnonzero((self._first[:used] <= last) & (self._last[:used] >= first))
+        return [history for row in rows.tolist() if (history := self._histories[row]) is not None]
+
+    def _make_room(self) -> None:
+        kept = list(self._rows.values())
+        size = max(_MIN_ROWS, 2 * len(kept))
+        for name in ("_first", "_last"):
+            column = np.empty(size, dtype=np.uint32)
+            column[: len(kept)] = getattr(self, name)[kept]
+            setattr(self, name, column)
+        self._histories = list(self._rows)
+        self._rows = {history: row for row, history in enumerate(self._rows)}
+
+
 def _scattered(members: FrozenBitMap) -> int:
     statistics = members.get_statistics()
     return statistics["n_containers"] - statistics["n_run_containers"]
@@ -250,9 +337,10 @@ class _Labels(_Form[list[int]]):
         self._sizes: list[int] = []  # datapoints per label
 
     @classmethod
-    def of(cls, cohorts: dict[History, FrozenBitMap], size: int) -> _Labels:
+    def of(cls, bitmaps: _Bitmaps, size: int) -> _Labels:
         """The same cohorts, in the same order."""
-        form = cls()
+        form, cohorts = cls(), bitmaps.cohorts
+        form._holding = bitmaps._holding
         form.cohorts = {history: [label] for label, history in enumerate(cohorts)}
         form._sizes = [len(members) for members in cohorts.values()]
         form._grow(0, size, label=0)
@@ -285,6 +373,7 @@ class _Labels(_Form[list[int]]):
     def extend(self, start: int, stop: int) -> None:
         if UNTOUCHED not in self.cohorts:
             self.cohorts[UNTOUCHED] = [self._new_label()]
+        self._last = None
         label = self.cohorts[UNTOUCHED][0]
         self._sizes[label] += stop - start
         self._grow(start, stop, label=label)

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from operator import add, le, sub
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -65,15 +66,33 @@ class Cost:
     delta: int
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            rho=tuple(min(mine + its, SATURATED) for mine, its in zip(self.rho, other.rho, strict=True)),
-            delta=min(self.delta + other.delta, SATURATED),
-        )
+        _same_orders(self, other)
+        return _saturated(tuple(map(add, self.rho, other.rho)), self.delta + other.delta)
+
+    @classmethod
+    def sum(cls, costs: Sequence[Cost]) -> Cost:
+        """The sum of one or more, order by order: sums that saturate have no order of their own."""
+        if len(costs) == 1:
+            return costs[0]
+        for cost in costs:
+            _same_orders(costs[0], cost)
+        return _saturated(tuple(map(sum, zip(*[cost.rho for cost in costs], strict=True))), sum(c.delta for c in costs))
 
     def __mul__(self, times: int) -> Cost:
         return Cost(
             rho=tuple(min(times * mine, SATURATED) for mine in self.rho), delta=min(times * self.delta, SATURATED)
         )
+
+
+def _same_orders(one: Cost, other: Cost) -> None:
+    if len(one.rho) != len(other.rho):
+        raise ValueError(f"costs of {len(one.rho)} and of {len(other.rho)} orders")
+
+
+def _saturated(rho: tuple[int, ...], delta: int) -> Cost:
+    if max(rho, default=0) > SATURATED:
+        rho = tuple([min(each, SATURATED) for each in rho])
+    return Cost(rho=rho, delta=min(delta, SATURATED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +150,8 @@ class Filter:
     delta_filter: Fraction  # δ′, for the conversion
     delta_parts: Fraction  # δ″, for approximate parts
     limits: Cost = field(init=False, repr=False, compare=False)
+    nothing: Cost = field(init=False, repr=False, compare=False)  # the cost of a life without releases
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         real("epsilon", self.epsilon, _BUDGET_EPSILON)
@@ -146,6 +167,13 @@ class Filter:
         if self.orders and not self.delta_filter:
             raise InvalidInput("delta", self.delta, 'a number > 0, or the preset "pure" that needs none')
         object.__setattr__(self, "limits", self._limits())
+        object.__setattr__(self, "nothing", Cost(rho=(0,) * len(self.limits.rho), delta=0))
+        # Filters are looked up in caches at every decision, and fractions are slow to hash.
+        parts = (self.epsilon, self.delta, self.orders, self.weights, self.delta_filter, self.delta_parts)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def of(cls, *, epsilon: float, delta: float, preset: Preset = "mixed", delta_parts: float | None = None) -> Filter:
@@ -194,11 +222,6 @@ class Filter:
             finite.append(allowed_rho(Fraction(math.fsum(terms) - margin)))
         return Cost(rho=(*finite, allowed_rho(exact(self.epsilon))), delta=allowed_delta(self.delta_parts))
 
-    @property
-    def nothing(self) -> Cost:
-        """The cost of a life without releases."""
-        return Cost(rho=(0,) * len(self.limits.rho), delta=0)
-
     def price(self, event: Event, adjacency: Adjacency) -> Cost:
         """What one sealed release takes from this filter, rounded up."""
         return _price(event_of(event), self.orders, adjacency_of(adjacency))
@@ -214,9 +237,17 @@ class Filter:
 
     def admits(self, total: Cost) -> bool:
         """Whether a life may contain charges of this total: committed, held and proposed together."""
-        return total.delta <= self.limits.delta and any(
-            used <= limit for used, limit in zip(total.rho, self.limits.rho, strict=True)
-        )
+        _same_orders(total, self.limits)
+        return total.delta <= self.limits.delta and any(map(le, total.rho, self.limits.rho))
+
+    def admitted(self, totals: Iterable[Cost], cost: Cost) -> list[Cost]:
+        """Those of the totals to which this cost may be added.
+
+        No limit is saturated, so `total + cost` is within a limit exactly if `total` is within what the cost leaves.
+        """
+        _same_orders(cost, self.limits)
+        room, delta = tuple(map(sub, self.limits.rho, cost.rho)), self.limits.delta - cost.delta
+        return [total for total in totals if total.delta <= delta and any(map(le, total.rho, room))]
 
     def how_often(self, cost: Cost, *, after: Cost) -> int:
         """How many releases of this cost would be admitted one after the other; `SATURATED` if they cost nothing."""
@@ -251,7 +282,10 @@ class Filter:
         if total.delta > self.limits.delta:
             return SATURATED
         # Every limit moves with ε one to one, so the excess at the best order is what ε lacks.
-        return min(max(0, self.limits.rho[-1] + min(self._excess(total))), SATURATED)
+        least = min(map(sub, total.rho, self.limits.rho))
+        if least > SATURATED // 2:  # perhaps at an order that is saturated, and then it is no number
+            least = min(self._excess(total))
+        return min(max(0, self.limits.rho[-1] + least), SATURATED)
 
     def _excess(self, total: Cost) -> list[int]:
         """How far each order is over its limit."""
@@ -273,17 +307,32 @@ class Filter:
     def largest_pure(self, total: Cost, *, releases: int = 1) -> int:
         """Units of the largest pure-DP ε that may still be released, `releases` times."""
 
-        def fits(units: int) -> bool:
-            return self.admits_pure(total, units, releases=releases)
-
-        if not fits(0):
+        _same_orders(total, self.limits)
+        if total.delta > self.limits.delta:
             return 0
+        room = tuple(map(sub, self.limits.rho, total.rho))
+
+        def left(units: int) -> int:  # at the best order; not below 0 exactly if so much may be released
+            return max(map(sub, room, [releases * each for each in self._pure(units).rho]))
+
         low, high = 0, self.limits.rho[-1] + 1
-        while fits(high):
-            low, high = high, 2 * high
+        spare, lack = left(low), left(high)
+        if spare < 0:
+            return 0
+        while lack >= 0:
+            low, high, spare, lack = high, 2 * high, lack, left(2 * high)
+        # What is left is smooth, so the chord between the ends meets 0 near the answer; every third step halves.
+        step = 0
         while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+            step += 1
+            chord = low + (high - low) * spare // (spare - lack) if step % 3 else (low + high) // 2
+            middle = min(max(chord, low + 1), high - 1)
+            rest = left(middle)
+            if rest >= 0:
+                low, spare, lack = middle, rest, -(-lack // 2)
+            else:
+                high, lack, spare = middle, rest, spare // 2
+            lack = min(lack, -1)
         return low
 
     def admits_pure(self, total: Cost, units: int, *, releases: int = 1) -> bool:

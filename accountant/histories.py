@@ -59,11 +59,13 @@ class History:
     def commit(self, release: str) -> History:
         """The open hold becomes spent; expiry is the same, because an unknown outcome is spent."""
         hold, others = self._without(release)
-        sums = dict(self.committed)
-        for ledger, cost in hold.spending:
-            sums[ledger] = sums[ledger] + cost if ledger in sums else cost
-        # By ledger alone: a cost has no order.
-        committed = tuple(sorted(sums.items(), key=lambda entry: entry[0]))
+        committed = hold.spending
+        if self.committed:
+            sums = dict(self.committed)
+            for ledger, cost in hold.spending:
+                sums[ledger] = sums[ledger] + cost if ledger in sums else cost
+            # By ledger alone: a cost has no order.
+            committed = tuple(sorted(sums.items(), key=lambda entry: entry[0]))
         return History(committed=committed, holds=others, digest=(self.digest + hold.token) % _DIGEST_MODULUS)
 
     def void(self, release: str) -> History:
@@ -72,20 +74,23 @@ class History:
 
     def has_hold(self, release: str) -> bool:
         """Whether the release is held, neither committed nor voided."""
-        return any(hold.release == release for hold in self.holds)
+        # A loop, since it runs for every touched cohort, where a generator would cost more than it finds.
+        for hold in self.holds:  # noqa: SIM110
+            if hold.release == release:
+                return True
+        return False
 
     def committed_in(self, ledger: str) -> Cost | None:
         """What is spent in the ledger; None if nothing ever was."""
-        return dict(self.committed).get(ledger)
+        for name, cost in self.committed:
+            if name == ledger:
+                return cost
+        return None
 
     def held_in(self, ledger: str) -> Cost | None:
         """What the open holds keep in the ledger, summed anew and never subtracted; None if nothing."""
-        total: Cost | None = None
-        for hold in self.holds:
-            cost = dict(hold.spending).get(ledger)
-            if cost is not None:
-                total = cost if total is None else total + cost
-        return total
+        costs = [cost for hold in self.holds for name, cost in hold.spending if name == ledger]
+        return Cost.sum(costs) if costs else None
 
     def _without(self, release: str) -> tuple[Hold, tuple[Hold, ...]]:
         for position, hold in enumerate(self.holds):

@@ -58,8 +58,10 @@ class Rules:
     adjacency: Adjacency = "add_remove"
     tasks: Ledgers = field(default_factory=lambda: MappingProxyType({}))
     on_exhausted: OnExhausted = "deny"
+    ledgers: Ledgers = field(init=False, repr=False, compare=False)  # every budget by its ledger's name
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ledgers", MappingProxyType({LIFELONG: self.lifelong, **self.tasks}))
         adjacency_of(self.adjacency)
         if self.on_exhausted not in ("deny", "trim"):
             raise InvalidInput("on_exhausted", self.on_exhausted, "'deny' or 'trim'")
@@ -68,11 +70,6 @@ class Rules:
         for name, budget in self.ledgers.items():
             if not isinstance(budget, Filter):
                 raise InvalidInput(f"tasks[{name!r}]" if name else "lifelong", budget, "a Filter")
-
-    @property
-    def ledgers(self) -> Ledgers:
-        """Every budget by its ledger's name."""
-        return {LIFELONG: self.lifelong, **self.tasks}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +266,7 @@ def propose(
         (total, price.cost)
         for due, price in zip(dues, prices, strict=True)
         if due.ledger == LIFELONG
-        for (history, _), total in zip(cut[due.region].touched, due.totals, strict=True)
-        if denied or (due.region, history) not in exhausted
+        for total in _charged(cut[due.region], due, {} if denied else exhausted)
     }
     return Decision(
         hold=None if denied else Held(release=release, charges=tuple(charges), parts=parts),
@@ -460,15 +456,29 @@ def _dues(rules: Rules, charges: Sequence[Charge], regions: Sequence[_Region]) -
 
 def standing(budget: Filter, history: History, ledger: str) -> Cost:
     """Committed and held together: a hold counts in full."""
-    total = budget.nothing
-    for cost in (history.committed_in(ledger), history.held_in(ledger)):
-        total = total if cost is None else total + cost
-    return total
+    committed, held = history.committed_in(ledger), history.held_in(ledger)
+    if committed is None or held is None:
+        return committed or held or budget.nothing
+    return committed + held
+
+
+def _charged(region: _Region, due: _Due, exhausted: Mapping[tuple[int, History], int]) -> Iterable[Cost]:
+    """How those stand who are not left out."""
+    if not exhausted:
+        return due.standings
+    return {
+        total
+        for (history, _), total in zip(region.touched, due.totals, strict=True)
+        if (due.region, history) not in exhausted
+    }
 
 
 def _shortfalls(regions: Sequence[_Region], dues: Sequence[_Due], prices: Sequence[Price]) -> Iterator[_Shortfall]:
     for due, price in zip(dues, prices, strict=True):
-        refused = {total for total in due.standings if not due.budget.admits(total + price.cost)}
+        admitted = due.budget.admitted(due.standings, price.cost)
+        if len(admitted) == len(due.standings):
+            continue
+        refused = set(due.standings).difference(admitted)
         for (history, datapoints), total in zip(regions[due.region].touched, due.totals, strict=True):
             if total in refused:
                 yield _Shortfall(due.region, history, datapoints, due.ledger, total + price.cost)
@@ -481,6 +491,8 @@ def _quotes(regions: Sequence[_Region], dues: Sequence[_Due], prices: Sequence[P
 
 
 def _reasons(rules: Rules, shortfalls: Sequence[_Shortfall]) -> Iterator[Reason]:
+    if not shortfalls:
+        return
     for ledger, budget in rules.ledgers.items():
         those = [short for short in shortfalls if short.ledger == ledger]
         if those:

@@ -17,7 +17,7 @@ public parameters and earlier charges alone, so the choice may be made anew at e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -156,13 +156,13 @@ def choose(
     share = _share(budget, event, curve, standings, delta)
     if not share:
         return curve
-    kept = [total for total in standings if budget.admits(total + curve.cost)]
+    kept = budget.admitted(standings, curve.cost)
     if len(kept) == len(standings) and _outlasts(budget, curve, _worst_off(budget, kept), share):
         return curve  # and nothing is composed
     collapsed = _collapsed(budget, event, adjacency, share)
     if collapsed is None:
         return curve
-    kept_collapsed = [total for total in standings if budget.admits(total + collapsed.cost)]
+    kept_collapsed = budget.admitted(standings, collapsed.cost)
     more = sum(standings[total] for total in kept_collapsed) - sum(standings[total] for total in kept)
     if more:
         return collapsed if more > 0 else curve
@@ -181,10 +181,10 @@ def admits(
 ) -> bool:
     """Whether the price that `choose` finds is admitted for all; nothing is composed where the curve will do."""
     curve, totals = by_curve(budget, event, adjacency), list(standings)
-    if all(budget.admits(total + curve.cost) for total in totals):
+    if len(budget.admitted(totals, curve.cost)) == len(totals):
         return True
     collapsed = _collapsed(budget, event, adjacency, _share(budget, event, curve, totals, delta))
-    return collapsed is not None and all(budget.admits(total + collapsed.cost) for total in totals)
+    return collapsed is not None and len(budget.admitted(totals, collapsed.cost)) == len(totals)
 
 
 def planned(budget: Filter, event: Event, adjacency: Adjacency, used: Cost, *, releases: int = 1) -> Price | None:
@@ -229,7 +229,9 @@ def _collapsed(budget: Filter, event: Event, adjacency: Adjacency, share: int) -
     return None if collapsed is None else by_collapse(budget, collapsed, adjacency)
 
 
-def _worst_off(budget: Filter, totals: Iterable[Cost]) -> Cost:
+def _worst_off(budget: Filter, totals: Collection[Cost]) -> Cost:
+    if len(totals) == 1:
+        return next(iter(totals))
     return max(totals, key=lambda total: (budget.meter(total), total.delta, total.rho))
 
 

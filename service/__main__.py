@@ -1,6 +1,8 @@
-"""Where `python3 dev.py run` arrives; the service will start from here."""
+"""`python -m service` is `stint`."""
 
 import sys
 
+from service.cli import main
+
 if __name__ == "__main__":
-    sys.exit("This version of Stint is the accounting library alone: there is nothing to serve yet.")
+    sys.exit(main())

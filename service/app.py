@@ -122,7 +122,7 @@ def _problem_of(failure: Exception) -> Problem:
             where = [str(each) for each in first["loc"] if each not in {"body", "query", "path", "header"}]
             return Problem("invalid", f"{'.'.join(where) or 'body'}: {first['msg']}.", ".".join(where) or "body")
         case HTTPException() if isinstance(failure.__cause__, Problem):
-            return failure.__cause__  # the framework took it for a fault of the body
+            return failure.__cause__  # the framework calls everything that stops a body a fault in it
         case HTTPException(status_code=404):
             return Problem("not-found", "There is nothing at this address.")
         case HTTPException(status_code=405):

@@ -28,6 +28,11 @@ Scope = Annotated[
 ]
 
 
+def shown(example: dict[str, Any]) -> ConfigDict:
+    """No fields but those that are named, and an example for readers."""
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
+
+
 class Closed(BaseModel):
     """No fields but those that are named."""
 
@@ -37,6 +42,8 @@ class Closed(BaseModel):
 class Budget(Closed):
     """A promise for life; `preset` fixes the orders of its filter, `delta_parts` the share for approximate parts."""
 
+    model_config = shown({"epsilon": 3.0, "delta": 1e-6})
+
     epsilon: Epsilon
     delta: Delta
     preset: Literal["mixed", "gaussian", "pure"] = "mixed"
@@ -45,6 +52,8 @@ class Budget(Closed):
 
 class NewPopulation(Closed):
     """The datapoints under one promise."""
+
+    model_config = shown({"name": "clinic-a", "unit": "user", "budget": {"epsilon": 3.0, "delta": 1e-6}})
 
     name: PopulationName
     unit: Literal["record", "user"]
@@ -58,6 +67,8 @@ class NewPopulation(Closed):
 class PolicyChange(Closed):
     """A new version of a policy: it may lower ε or δ and change rules, never raise them."""
 
+    model_config = shown({"reason": "the ethics board asked for less", "epsilon": 2.0})
+
     reason: Name
     epsilon: Epsilon | None = None
     delta: Delta | None = None
@@ -69,12 +80,16 @@ class PolicyChange(Closed):
 class StatusChange(Closed):
     """Freeze, open again, or close for good."""
 
+    model_config = shown({"status": "frozen", "reason": "an audit is under way"})
+
     status: Literal["open", "frozen", "closed"]
     reason: Name
 
 
 class NewDatapoints(Closed):
     """So many datapoints without keys, or a few with keys; many with keys are streamed as NDJSON or CSV."""
+
+    model_config = shown({"count": 100000})
 
     count: Count | None = None
     keys: list[Annotated[str, Field(min_length=1, max_length=1000)]] | None = Field(default=None, max_length=100_000)
@@ -83,11 +98,17 @@ class NewDatapoints(Closed):
 class Key(Closed):
     """A datapoint's key. It travels in bodies only, never in an address that somebody logs."""
 
+    model_config = shown({"key": "patient-0017"})
+
     key: Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class NewTask(Closed):
     """A named subset of a population, with named parts, and a budget of its own if it has one."""
+
+    model_config = shown(
+        {"name": "2026-w46", "members": {"ranges": [[0, 5000]]}, "parts": {"memory": {"ranges": [[0, 500]]}}}
+    )
 
     name: Name
     members: dict[str, Any] = Field(description='A scope, or {"next": n}: the n arrivals after those of all tasks.')
@@ -111,6 +132,18 @@ class ProposedCharge(Closed):
 
 class NewRelease(Closed):
     """A proposal: explicit charges, or a mechanism on a task or scope."""
+
+    model_config = shown(
+        {
+            "population": "clinic-a",
+            "kind": "weights",
+            "task": "2026-w46",
+            "mechanism": {
+                "name": "dp-sgd",
+                "parameters": {"noise_multiplier": 1.1, "sampling_probability": 0.01, "steps": 2000, "clip_norm": 1.0},
+            },
+        }
+    )
 
     population: PopulationName
     kind: Literal["weights", "labels", "prototypes", "window_model", "other"] = "weights"
@@ -146,11 +179,15 @@ class Artifact(Closed):
 class Commit(Closed):
     """The release left the house."""
 
+    model_config = shown({"artifact": {"sha256": "0" * 64, "uri": "s3://models/2026-w46.safetensors"}})
+
     artifact: Artifact | None = None
 
 
 class Void(Closed):
     """Nothing of the release left the house."""
+
+    model_config = shown({"reason": "training was stopped before anything was written"})
 
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
     evidence: dict[str, Any] | None = None
@@ -159,13 +196,17 @@ class Void(Closed):
 class NewKey(Closed):
     """A key for a pipeline, an officer, an auditor, a worker or an admin."""
 
-    name: Name
+    model_config = shown({"name": "nightly training", "roles": ["pipeline"], "expires_in_days": 90})
+
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
     roles: list[Role] = Field(min_length=1, max_length=5)
     expires_in_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
 
 
 class Price(Closed):
     """Parameters to be priced."""
+
+    model_config = shown({"parameters": {"epsilon": 0.1, "delta": 1e-7}, "delta": 1e-6})
 
     parameters: dict[str, Any] = Field(default_factory=dict)
     adjacency: Literal["add_remove", "replace_one"] = "add_remove"
@@ -174,6 +215,8 @@ class Price(Closed):
 
 class CalibrationRequest(Closed):
     """DP-SGD steps for which the smallest noise is looked for."""
+
+    model_config = shown({"epsilon": 1.0, "delta": 1e-6, "sampling_probability": 0.01, "steps": 1000})
 
     epsilon: Epsilon
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
@@ -184,6 +227,8 @@ class CalibrationRequest(Closed):
 
 class LabelSplitRequest(Closed):
     """A budget, and the classes that must survive a label release."""
+
+    model_config = shown({"epsilon": 1.0, "delta": 1e-6, "class_size": 200, "probability": 0.99})
 
     epsilon: Epsilon
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]

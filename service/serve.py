@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from contextlib import suppress
+import threading
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -15,12 +15,12 @@ from service.operations import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from service.api.context import Parts
     from service.settings import Settings
 
 _DRAIN_SECONDS = 20
+_BACKLOG = 2048
 
 
 def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any]) -> None:
@@ -29,31 +29,36 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
     `started` hears the address, and the secret of the first key if this is the first start.
     """
     logs.configure(settings.log_level)
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _leave)
-    with suppress(_Told), running(settings) as parts, _listening(settings) as listener:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _leave)
+    with running(settings) as parts, _listening(settings) as listener:
         first = keys.ensure_first(parts.database)
         host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
             create_app(parts), log_config=None, timeout_graceful_shutdown=_DRAIN_SECONDS, lifespan="on",
             access_log=False, server_header=False, timeout_keep_alive=30,
         )  # fmt: skip
-        started(parts, f"http://{host}:{port}", first)
+        started(parts, f"http://{shown}:{port}", first)
         uvicorn.Server(config).run(sockets=[listener])
 
 
-class _Told(BaseException):
-    """A signal to stop. uvicorn answers what is under way first, and then passes the signal on to us."""
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    raise _Told
+def _leave(_number: int, _frame: object) -> None:
+    """End as if the program had come to its end. uvicorn drains, then raises the signal once more; by default that
+    would end the process on the spot, with PostgreSQL running and decisions in the queue."""
+    raise SystemExit(0)
 
 
 def _listening(settings: Settings) -> socket.socket:
-    """Bound before anything is promised, so that the printed address is the right one."""
+    """Listening before anything is promised: the printed address is the right one, and who comes early waits."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((settings.host, settings.port))
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
     return listener

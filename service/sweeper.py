@@ -66,10 +66,15 @@ def sweep(parts: Parts) -> int:
     with parts.database.transaction() as connection:
         due = connection.execute(_DUE).all()
     parts.metrics.sweeps.inc()
-    expired = 0
+    expired, failures = 0, list[Exception]()
     for row in due:
         operation = Operation(population=row.name, actor=ACTOR, decide=releases.expire(releases=row.releases[:1000]))
-        expired += len(parts.writer.submit(operation).result(_WAIT_SECONDS).document["expired"])
+        try:
+            expired += len(parts.writer.submit(operation).result(_WAIT_SECONDS).document["expired"])
+        except Exception as problem:  # noqa: BLE001 - one population's trouble leaves no other's holds open
+            failures.append(problem)
+    if failures:
+        raise failures[0]
     return expired
 
 

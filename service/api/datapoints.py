@@ -156,7 +156,7 @@ async def _from_ndjson(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, st
             continue
         try:
             document = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Problem("invalid", f"Line {number} is not JSON.", "body") from None
         if not isinstance(document, dict) or set(document) != {"key"} or not isinstance(document["key"], str):
             raise Problem("invalid", f'Line {number} is not {{"key": "…"}}.', "body")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 
 from service.api.context import Admin, Anyone, Service, problems
 from service.operations import keys
 from service.schemas import NewKey
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
+KeyId = Annotated[str, Path(pattern=r"^key_[0-9A-Z]{26}$", examples=["key_01J00000000000000000000000"])]
 
 
 @router.post("", status_code=201, responses=problems(), summary="A new key")
@@ -32,7 +33,7 @@ def myself(actor: Anyone) -> dict[str, Any]:
 
 
 @router.delete("/{key}", status_code=204, responses=problems("not-found"), summary="Revoke a key")
-def revoke(key: str, parts: Service, _actor: Admin) -> Response:
+def revoke(key: KeyId, parts: Service, _actor: Admin) -> Response:
     """Within two seconds it opens nothing any more."""
     keys.revoke(parts.database, key)
     return Response(status_code=204)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import StreamingResponse
 from sqlalchemy import text
 
-from service.api.context import MAX_PAGE, Admin, Anyone, Auditor, Reader, Service, cursor_from, cursor_of, problems
+from service.api.context import MAX_PAGE, Admin, Anyone, Auditor, Reader, Service, cursor_of, number_from, problems
 from service.api.populations import Population
 from service.errors import NotFound
 from service.operations import evidence
@@ -53,11 +53,9 @@ def entries(
 ) -> dict[str, Any]:
     """As they are chained; scopes say who was touched, so this is for officers and auditors."""
     _must_exist(parts, population)
-    after = cursor_from(cursor, "number")
+    after = number_from(cursor) or 0
     with parts.database.transaction() as connection:
-        rows = connection.execute(
-            _PAGE, {"name": population, "after": after["number"] if after else 0, "limit": limit + 1}
-        ).all()
+        rows = connection.execute(_PAGE, {"name": population, "after": after, "limit": limit + 1}).all()
     following = cursor_of({"number": rows[limit - 1].number}) if len(rows) > limit else None
     return {"items": [_shown(row) for row in rows[:limit]], "next": following}
 
@@ -155,6 +153,7 @@ def consistency(
     _actor: Reader,
 ) -> dict[str, Any]:
     """What shows an outsider that the ledger only grew between two of its entries."""
+    _must_exist(parts, population)
     return evidence.prove_growth(parts.database, population=population, since=since, until=until)
 
 

@@ -22,12 +22,13 @@ from service.api.context import (
     Pipeline,
     Service,
     answered,
-    cursor_from,
     cursor_of,
     decide,
     idempotency_of,
     must_allow_names,
+    name_from,
     names_individuals,
+    number_from,
     problems,
 )
 from service.errors import NotFound
@@ -77,12 +78,12 @@ def list_all(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
     """By name."""
-    after = cursor_from(cursor, "after")
+    after = name_from(cursor) or ""
     with parts.database.transaction() as connection:
         names = (
             connection.execute(
                 text("SELECT name FROM population WHERE name > :after ORDER BY name LIMIT :limit"),
-                {"after": after["after"] if after else "", "limit": limit + 1},
+                {"after": after, "limit": limit + 1},
             )
             .scalars()
             .all()
@@ -186,15 +187,14 @@ def list_tasks(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
     """In the order in which they were made, with what the worst-off member has spent, held and available."""
-    after = cursor_from(cursor, "number")
+    after = number_from(cursor) or 0
     with parts.books.read(population) as book:
-        start = after["number"] if after else 0
-        found = [task for task in book.tasks.values() if task.number > start][: limit + 1]
+        found = [task for task in book.tasks.values() if task.number > after][: limit + 1]
         items = [populations.task_shown(book, task) for task in found[:limit]]
     return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}
 
 
-@router.get("/{population}/tasks/{task}", responses=problems("not-found"), summary="One task")
+@router.get("/{population}/tasks/{task:path}", responses=problems("not-found"), summary="One task")
 def get_task(population: Population, task: str, parts: Service, _actor: Anyone) -> dict[str, Any]:
     """Its size, its parts, its own ledger, and the releases that name it."""
     with parts.books.read(population) as book:

@@ -19,11 +19,11 @@ from service.api.context import (
     Pipeline,
     Service,
     answered,
-    cursor_from,
     cursor_of,
     decide,
     must_allow_names,
     names_individuals,
+    number_from,
     problems,
 )
 from service.errors import NotFound, Problem
@@ -142,12 +142,12 @@ def list_all(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
     """Newest first."""
-    after = cursor_from(cursor, "number")
+    before = number_from(cursor)
     with parts.books.read(population) as book:
         found = [
             each
             for each in reversed(book.releases.values())
-            if (status is None or each.status == status) and (after is None or each.number < after["number"])
+            if (status is None or each.status == status) and (before is None or each.number < before)
         ][: limit + 1]
         items = [releases.summary(book, each.id) for each in found[:limit]]
     return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}

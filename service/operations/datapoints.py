@@ -47,12 +47,13 @@ _MARK = text(
 
 def digest(secret: bytes, population: str, key: str) -> bytes:
     """What is stored of a key: keyed, and different in every population."""
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY:
+        raise InvalidInput("key", "a key", f"text of 1 to {MAX_KEY} characters")
     try:
-        if isinstance(key, str) and 1 <= len(key) <= MAX_KEY:
-            return blake2b(population.encode() + b"\x00" + key.encode(), key=secret, digest_size=20).digest()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        pass
-    raise InvalidInput("key", "another", f"text of 1 to {MAX_KEY} characters")  # without the key: this may be logged
+        spelled = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput("key", "a key", "text without lone surrogates, which UTF-8 cannot write") from None
+    return blake2b(population.encode() + b"\x00" + spelled, key=secret, digest_size=20).digest()
 
 
 def register_count(count: int) -> Decide:

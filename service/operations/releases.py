@@ -146,7 +146,7 @@ def propose(proposal: Proposal) -> Decide:
                 "entry": entry(links[-1]),
             }
 
-        return Outcome(bodies=[body], status=201, respond=respond)
+        return Outcome(bodies=[body], status=201, respond=respond, held=decision.hold if admitted else None)
 
     return decide
 

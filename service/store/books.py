@@ -69,9 +69,13 @@ class Books:
 
     @contextmanager
     def read(self, name: str) -> Iterator[Book]:
-        """The book as it is now; nothing may change it inside the block."""
+        """The book as it is now; nothing may change it inside the block.
+
+        The connection goes back before the block begins: a reader that held one and waited for a second could wait for
+        another reader that does the same.
+        """
         slot = self.slot(name)
-        with slot.lock:  # first the lock, then a connection, in the order of the writers
+        with slot.lock:  # before the connection, in the order of the writers
             with self._database.transaction() as connection:
                 row = connection.execute(_HEAD, {"name": name}).one_or_none()
                 if row is None:

@@ -31,7 +31,8 @@ class Database:
     def __init__(self, url: str, settings: Settings) -> None:
         self.engine = _engine(
             url,
-            pool_size=settings.connections,
+            # A writer looks keys up on a second connection while it has one; with one to spare, they take turns.
+            pool_size=max(settings.connections, settings.writers + 2),
             max_overflow=0,
             pool_timeout=30,
             pool_pre_ping=True,

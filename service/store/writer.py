@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from accountant import book as books_module
 from accountant.chain import Link
 from service.errors import NotFound, Problem
 from service.store import books
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from accountant.book import Body, Book
+    from accountant.ledger import Held
     from service.metrics import Metrics
     from service.settings import Settings
     from service.store.books import Books
@@ -59,6 +59,7 @@ class Outcome:
     bodies: Sequence[Body]
     status: int
     respond: Callable[[Sequence[Link]], dict[str, Any]]
+    held: Held | None = None  # what the one body holds, if it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +156,14 @@ class Writer:
             self._decide(batch)
 
     def _decide(self, batch: Sequence[Operation]) -> None:
-        """All of them, in order; one that uses SQL by itself, since its failure would take the others along."""
+        """All of them, in order; one that uses SQL by itself, since its failure would take the others along.
+
+        Whoever hung up before this point asked for nothing; from here on nobody can, and an answer has a place to go.
+        """
         group: list[Operation] = []
         for operation in batch:
+            if not operation.future.set_running_or_notify_cancel():
+                continue
             if operation.uses_sql:
                 self._together(group)
                 self._together([operation])
@@ -215,7 +221,8 @@ class Writer:
                 answers.append(problem)
                 continue
             if isinstance(decided, Outcome):  # from here on a failure is one of ours, and undoes the batch
-                links = [page.append(opened[operation.population], body, operation.actor) for body in decided.bodies]
+                book = opened[operation.population]
+                links = [page.append(book, body, operation.actor, decided.held) for body in decided.bodies]
                 decided = Answer(status=decided.status, document=decided.respond(links))
                 if (key := operation.idempotency) is not None:
                     known[key.id] = (key.digest, decided)
@@ -254,10 +261,9 @@ class _Page:
         self._ended: list[str] = []
         self._answers: list[tuple[Idempotency, Answer]] = []
 
-    def append(self, book: Book, body: Body, actor: str) -> Link:
+    def append(self, book: Book, body: Body, actor: str, held: Held | None = None) -> Link:
         """Apply a body to its book, and keep it for writing."""
-        spelled = books_module.spell(body, at=self._stamp, actor=actor)
-        book.apply(spelled)
+        spelled = book.append(body, at=self._stamp, actor=actor, held=held)
         self._entries.append((book.name, book.chain.link, body["kind"], body.get("release"), spelled))
         match body["kind"]:
             case "release.held":

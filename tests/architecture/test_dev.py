@@ -40,6 +40,15 @@ def test_an_old_python_is_told_so(
     assert not (copy / ".venv").exists()
 
 
+def test_run_becomes_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # and back, after run has gone to the checkout
+    became: list[object] = []
+    monkeypatch.setattr(os, "execve", lambda *given: became.extend(given))
+    dev.run(Path("python"), ["--no-demo"])
+    assert became[:2] == [Path("python"), ["python", "-m", "service", "run", "--no-demo"]]
+    assert Path.cwd() == dev.ROOT
+
+
 @pytest.mark.slow
 def test_a_failed_install_is_one_sentence_and_leaves_no_stamp(copy: Path) -> None:
     nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(copy), "PIP_CONFIG_FILE": os.devnull}

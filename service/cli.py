@@ -1,0 +1,646 @@
+"""The command line: `stint run`, `stint price`, `stint verify`, …
+
+Exit codes: 0 fine; 1 denied, not ok, or a problem that the service answered; 2 wrong use, or it could not run. An error
+is one line on standard error. `--json` is for machines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from accountant.errors import AccountantError
+from service import settings as settings_module
+from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of, with_kind
+from service.foreground import CouldNot, Foreground, database_problems
+
+# What serves is imported where it is used: a price must not wait for a web server.
+if TYPE_CHECKING:
+    from service.settings import Settings
+    from service.store.database import Database
+
+FINE, NOT_OK, COULD_NOT = 0, 1, 2
+_PATIENCE_SECONDS: Final = 2.0
+_PIECE: Final = 65_536
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the words say; the exit code."""
+    try:
+        answer = stint.main(
+            args=None if arguments is None else list(arguments), prog_name="stint", standalone_mode=False
+        )
+    except click.exceptions.NoArgsIsHelpError as problem:
+        click.echo(problem.format_message(), err=True)
+        return COULD_NOT
+    except click.UsageError as problem:
+        path = problem.ctx.command_path if problem.ctx else "stint"
+        return _complain(f"{problem.format_message()} (see `{path} --help`)", COULD_NOT)
+    except click.ClickException as problem:
+        return _complain(problem.format_message(), COULD_NOT)
+    except Unreachable as problem:
+        return _complain(str(problem), COULD_NOT)
+    except StintError as problem:
+        detail = str(problem).rstrip(".")
+        return _complain(f"{detail}. {problem.advice}".strip(), NOT_OK)
+    except Denied as problem:
+        return _complain(str(problem), NOT_OK)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has had enough
+        return FINE
+    except (CouldNot, AccountantError) as problem:
+        return _complain(str(problem), COULD_NOT)
+    except OSError as problem:
+        named = f"{problem.filename}: " if problem.filename else ""
+        return _complain(f"{named}{problem.strerror or problem}", COULD_NOT)
+    except (click.Abort, KeyboardInterrupt):
+        return _complain("interrupted.", 130)
+    return answer if isinstance(answer, int) else FINE
+
+
+def _complain(message: str, code: int) -> int:
+    click.echo(f"stint: {' '.join(message.split())}", err=True)
+    return code
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="stint", message="%(version)s")
+def stint() -> None:
+    """A ledger of what was released about every datapoint, and a gate before the next release.
+
+    Commands that talk to a service find it by STINT_URL (http://127.0.0.1:8000) and open it with STINT_KEY.
+    """
+
+
+# ---------------------------------------------------------------- what commands share
+
+
+def _json_option(command: _Command) -> _Command:
+    return click.option("--json", "as_json", is_flag=True, help="Answer with JSON.")(command)
+
+
+def _echo_json(document: object) -> None:
+    click.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _client() -> Stint:
+    if not os.environ.get("STINT_KEY", "").strip():
+        raise CouldNot("there is no key: set STINT_KEY to one (the first start of the service prints an admin key)")
+    try:
+        return Stint(retry_seconds=_PATIENCE_SECONDS)
+    except ValueError as problem:
+        raise CouldNot(f"STINT_KEY: {problem}") from None
+
+
+def _read_json(path: str) -> Any:
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as problem:
+        shown = "standard input" if path == "-" else path
+        raise CouldNot(f"{shown} is not JSON: {problem}") from None
+
+
+def _parameters(pairs: Sequence[str]) -> Document:
+    """`name=value` words; a value is read as JSON if it is JSON."""
+    found: Document = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--parameter takes name=value, not {pair!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _settings(**given: Any) -> Settings:
+    """The environment's settings, with what the command line says instead."""
+    settings = settings_module.from_environment(os.environ)
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+
+
+@contextmanager
+def _offline(database: str | None, data: Path | None) -> Iterator[Database]:
+    """The database itself, beside or without the service."""
+    from service.app import database_url  # noqa: PLC0415
+    from service.store.database import Database  # noqa: PLC0415
+
+    settings = _settings(database_url=database, data=data)
+    if data is not None and database is None:
+        settings = replace(settings, database_url="")
+    if not settings.database_url and not (settings.data / "postgres" / "PG_VERSION").exists():
+        raise CouldNot(f"{settings.data} holds no embedded PostgreSQL of Stint")
+    with database_problems(), database_url(settings) as url:
+        opened = Database(url, settings)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+# ---------------------------------------------------------------- serving
+
+
+_host = click.option("--host", help="The address to listen on (STINT_HOST; 127.0.0.1).")
+_port = click.option("--port", type=click.IntRange(0, 65535), help="The port (STINT_PORT; 8000); 0 takes a free one.")
+_data = click.option("--data", type=click.Path(path_type=Path), help="The data folder (STINT_DATA; ./data).")
+
+
+@stint.command()
+@_host
+@_port
+@_data
+@click.option("--demo/--no-demo", default=True, help="Make the demo population, unless it is there.")
+@_json_option
+def run(*, host: str | None, port: int | None, data: Path | None, demo: bool, as_json: bool) -> None:
+    """Run everything: PostgreSQL (embedded, unless DATABASE_URL is set), migrations, the service, a demo population."""
+    settings = _settings(host=host, port=port, data=data)
+    if "STINT_LOG_LEVEL" not in os.environ:
+        settings = replace(settings, log_level="WARNING")  # this terminal is for the address and the key
+    Foreground(settings, demo=demo, as_json=as_json).run()
+
+
+@stint.command()
+@_host
+@_port
+@_data
+@_json_option
+def serve(*, host: str | None, port: int | None, data: Path | None, as_json: bool) -> None:
+    """Run the service, and nothing that was made up. It logs every request to standard error."""
+    Foreground(_settings(host=host, port=port, data=data), demo=False, as_json=as_json).run()
+
+
+@stint.command()
+@click.option("--database", metavar="URL", help="A PostgreSQL server (DATABASE_URL).")
+@_data
+@_json_option
+def migrate(*, database: str | None, data: Path | None, as_json: bool) -> None:
+    """Bring the database up to date, and stop."""
+    from service.app import database_url  # noqa: PLC0415
+    from service.store.database import migrate as bring_up_to_date  # noqa: PLC0415
+
+    with database_problems(), database_url(_settings(database_url=database, data=data)) as url:
+        bring_up_to_date(url)
+    if as_json:
+        _echo_json({"migrated": True})
+    else:
+        click.echo("The database is up to date.")
+
+
+@stint.command()
+@_json_option
+def demo(*, as_json: bool) -> None:
+    """Make the demo population in a running service; what is there already is left alone."""
+    from service import demo as made_up  # noqa: PLC0415
+
+    with _client() as client, _bar("Demo", made_up.length(), shown=not as_json) as bar:
+        steps = made_up.seed(client, progress=lambda done, _of: bar.update(done - bar.pos))
+    if as_json:
+        _echo_json({"population": made_up.POPULATION, "steps": steps})
+    else:
+        click.echo(f"Demo population: {made_up.POPULATION} ({steps} steps{'' if steps else ': it was there already'}).")
+
+
+def _bar(label: str, length: int | None, *, shown: bool) -> Any:
+    """A progress bar in a terminal; where the end is not known, or nobody looks, none."""
+    hidden = length is None or not (shown and sys.stderr.isatty())
+    return click.progressbar(length=length or 0, label=label, file=sys.stderr, hidden=hidden)
+
+
+# ---------------------------------------------------------------- prices, without any service
+
+_adjacency = click.option(
+    "--adjacency", type=click.Choice(["add_remove", "replace_one"]), default="add_remove", show_default=True
+)
+_delta = click.option("--delta", type=float, default=1e-6, show_default=True)
+_parameter = click.option("--parameter", "-p", "parameters", multiple=True, metavar="NAME=VALUE")
+
+
+@stint.command()
+@click.argument("event", required=False, metavar="[EVENT.json|-]")
+@click.option("--mechanism", help="A mechanism of the catalog, instead of an event.")
+@_parameter
+@_delta
+@_adjacency
+@_json_option
+def price(
+    *,
+    event: str | None,
+    mechanism: str | None,
+    parameters: Sequence[str],
+    delta: float,
+    adjacency: Any,
+    as_json: bool,
+) -> None:
+    r"""What an event costs: bounds on ε by every engine. Needs no service.
+
+    \b
+    stint price run.json --delta 1e-5
+    stint price --mechanism dp-sgd -p noise_multiplier=1.1 -p sampling_probability=0.01 -p steps=2000 -p clip_norm=1
+    """
+    from accountant.engines import ENGINES, account  # noqa: PLC0415
+    from accountant.events import Composed, event_from_json  # noqa: PLC0415
+    from trainers.catalog import mechanism as find_mechanism  # noqa: PLC0415
+
+    if (event is None) == (mechanism is None):
+        raise click.UsageError("Give either a file with an event (- is standard input) or --mechanism")
+    if event is not None:
+        if parameters:
+            raise click.UsageError("--parameter belongs to --mechanism")
+        asked = event_from_json(_read_json(event))
+    else:
+        quoted = find_mechanism(str(mechanism)).quote(_parameters(parameters), adjacency=adjacency)
+        asked = Composed(events=tuple(each.event for each in quoted.charges))
+    best = account(asked, delta=delta, adjacency=adjacency)
+    engines = {name: engine(asked, delta, adjacency) for name, engine in ENGINES.items()}
+    if as_json:
+        _echo_json(
+            {
+                "delta": delta,
+                "adjacency": adjacency,
+                "epsilon_upper": _number(best.upper),
+                "epsilon_lower": _number(best.lower),
+                "engine": best.engine,
+                "engines": {
+                    name: {"upper": _number(each.upper), "lower": _number(each.lower), "remark": each.remark}
+                    for name, each in engines.items()
+                },
+            }
+        )
+        return
+    click.echo(f"ε ≤ {_up(best.upper)} at δ = {delta:g} ({adjacency}), by {best.engine}")
+    for name, each in engines.items():
+        bounds = f"{_down(each.lower)} ≤ ε ≤ {_up(each.upper)}" if math.isfinite(each.upper) else "no upper bound"
+        click.echo(f"  {name:<12} {bounds}{'; ' + each.remark if each.remark else ''}")
+
+
+def _up(value: float) -> str:
+    """What may be promised rounds up."""
+    return "∞" if math.isinf(value) else f"{math.ceil(value * 1e6) / 1e6:.6f}"
+
+
+def _down(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{math.floor(value * 1e6) / 1e6:.6f}"
+
+
+@stint.command()
+@click.option("--epsilon", type=float, required=True)
+@click.option("--delta", type=float, required=True)
+@click.option("--sampling-probability", type=float, default=1.0, show_default=True)
+@click.option("--steps", type=int, help="How many steps: the least noise is looked for.")
+@click.option("--noise-multiplier", type=float, help="How much noise: the most steps are looked for.")
+@_adjacency
+@_json_option
+def calibrate(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_probability: float,
+    steps: int | None,
+    noise_multiplier: float | None,
+    adjacency: Any,
+    as_json: bool,
+) -> None:
+    """The least noise, or the most steps, with which DP-SGD keeps a promise. Needs no service."""
+    from accountant import calibrate_noise_multiplier, calibrate_steps  # noqa: PLC0415
+
+    promise: Document = {
+        "epsilon": epsilon, "delta": delta, "sampling_probability": sampling_probability, "adjacency": adjacency,
+    }  # fmt: skip
+    if (steps is None) == (noise_multiplier is None):
+        raise click.UsageError("Give either --steps or --noise-multiplier")
+    if steps is not None:
+        noise = calibrate_noise_multiplier(steps=steps, **promise)
+        found: Document = {"noise_multiplier": float(noise), "steps": steps}
+        sentence = f"noise_multiplier ≥ {math.ceil(noise * 1e6) / 1e6:.6f}"
+    else:
+        assert noise_multiplier is not None
+        most = calibrate_steps(noise_multiplier=noise_multiplier, **promise)
+        found = {"noise_multiplier": noise_multiplier, "steps": most}
+        sentence = f"steps ≤ {most}"
+    if as_json:
+        _echo_json({**promise, **found})
+    else:
+        click.echo(f"{sentence} keeps ε ≤ {epsilon:g} at δ = {delta:g} ({adjacency})")
+
+
+# ---------------------------------------------------------------- releases
+
+
+def _proposal_options(command: _Command) -> _Command:
+    for option in reversed(
+        [
+            click.argument("proposal", required=False, metavar="[PROPOSAL.json|-]"),
+            click.option("--population"),
+            click.option("--task"),
+            click.option("--part"),
+            click.option("--mechanism"),
+            _parameter,
+            click.option("--kind"),
+            click.option("--on-exhausted", type=click.Choice(["deny", "trim"])),
+            click.option("--hold-seconds", type=int),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def _proposal(proposal: str | None, given: Mapping[str, Any]) -> Document:
+    """A file's proposal, with what the options say instead."""
+    document = {} if proposal is None else _read_json(proposal)
+    if not isinstance(document, dict):
+        raise CouldNot(f"{proposal} is not a proposal: a JSON object is expected")
+    parameters, mechanism = given["parameters"], given["mechanism"]
+    if mechanism is not None:
+        document["mechanism"] = {"name": mechanism, "parameters": _parameters(parameters)}
+    elif parameters:
+        raise click.UsageError("--parameter belongs to --mechanism")
+    for name in ("population", "task", "part", "kind", "on_exhausted", "hold_seconds"):
+        if given[name] is not None:
+            document[name] = given[name]
+    if "population" not in document:
+        raise click.UsageError("Name the --population, or give a file with a proposal")
+    return with_kind(document)
+
+
+def _show_decision(answer: Document, *, as_json: bool) -> int:
+    decision = answer["decision"]
+    admitted = decision["outcome"] == "admitted"
+    if as_json:
+        _echo_json(answer)
+        return FINE if admitted else NOT_OK
+    epsilon = decision["epsilon"]
+    after = "∞" if epsilon["after"] is None else f"{epsilon['after']:.6g}"
+    before = "∞" if epsilon["before"] is None else f"{epsilon['before']:.6g}"
+    named = f"{answer['id']}: " if "id" in answer else "dry run: "
+    click.echo(
+        f"{named}{decision['outcome']}, {decision['datapoints']:,} datapoints, "
+        f"worst-off ε {before} → {after} of {epsilon['budget']:g}"
+    )
+    if answer.get("expires_at"):
+        click.echo(f"  held until {answer['expires_at']}; commit or void it before, or it counts as spent")
+    for each in (*decision["reasons"], *decision["advice"]):
+        click.echo(f"  {each['message']}")
+    return FINE if admitted else NOT_OK
+
+
+@stint.command()
+@_proposal_options
+@click.option("--idempotency-key", help="A name for this request: sent again under it, it has one effect.")
+@_json_option
+def propose(*, proposal: str | None, idempotency_key: str | None, as_json: bool, **given: Any) -> int:
+    """Propose a release: held (exit 0) or denied (exit 1), and recorded either way."""
+    document = _proposal(proposal, given)
+    with _client() as client:
+        return _show_decision(client.propose(idempotency_key=idempotency_key, **document), as_json=as_json)
+
+
+@stint.command("dry-run")
+@_proposal_options
+@_json_option
+def dry_run(*, proposal: str | None, as_json: bool, **given: Any) -> int:
+    """What would be decided now; nothing is recorded."""
+    document = _proposal(proposal, given)
+    with _client() as client:
+        return _show_decision(client.dry_run(**document), as_json=as_json)
+
+
+@stint.command()
+@click.argument("release")
+@click.option("--artifact", type=click.Path(), help="The file that leaves the house; its digest is recorded.")
+@click.option("--uri", help="Where it goes.")
+@_json_option
+def commit(*, release: str, artifact: str | None, uri: str | None, as_json: bool) -> None:
+    """It left the house: what was held is spent."""
+    if uri is not None and artifact is None:
+        raise click.UsageError("--uri belongs to --artifact")
+    document = None if artifact is None else artifact_of(artifact, uri=uri)
+    with _client() as client:
+        _show_resolved(client.commit(release, artifact=document), as_json=as_json)
+
+
+@stint.command()
+@click.argument("release")
+@click.option("--reason", required=True, help="Why nothing left the house; it is recorded.")
+@_json_option
+def void(*, release: str, reason: str, as_json: bool) -> None:
+    """Nothing of it left the house: the hold is gone."""
+    with _client() as client:
+        _show_resolved(client.void(release, reason=reason), as_json=as_json)
+
+
+def _show_resolved(answer: Document, *, as_json: bool) -> None:
+    if as_json:
+        _echo_json(answer)
+    else:
+        click.echo(f"{answer['id']}: {answer['status']} (entry {answer['entry']['number']} of {answer['population']})")
+
+
+# ---------------------------------------------------------------- populations and datapoints
+
+
+@stint.command()
+@_json_option
+def populations(*, as_json: bool) -> None:
+    """All populations and what was promised to them."""
+    with _client() as client:
+        found = list(client.populations())
+    if as_json:
+        _echo_json(found)
+        return
+    for each in found:
+        click.echo(
+            f"{each['name']}: {each['datapoints']:,} datapoints, {each['tasks']:,} tasks, "
+            f"{each['releases']:,} releases, {each['status']}. Promise: {each['promise']['text']}"
+        )
+
+
+@stint.command()
+@click.argument("population")
+@click.argument("file", metavar="FILE.ndjson|FILE.csv|-")
+@click.option("--format", "form", type=click.Choice(["ndjson", "csv"]), help="If the name of the file does not say it.")
+@_json_option
+def register(*, population: str, file: str, form: str | None, as_json: bool) -> None:
+    """Register datapoints by key: a line {"key": "…"} each, or CSV with a column `key`. Sent again, a key is known."""
+    ending = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv"}.get(Path(file).suffix.lower())
+    form = form or ("ndjson" if file == "-" else ending)
+    if form is None:
+        raise click.UsageError(f"Is {file} NDJSON or CSV? Say it with --format")
+    kind = "text/csv" if form == "csv" else "application/x-ndjson"
+    source = sys.stdin.buffer if file == "-" else Path(file).open("rb")  # noqa: SIM115 - closed below, unless it is not ours
+    try:
+        size = None if file == "-" else os.fstat(source.fileno()).st_size
+        with _client() as client, _bar("Registering", size, shown=not as_json) as bar:
+
+            def pieces() -> Iterator[bytes]:
+                while piece := source.read(_PIECE):
+                    yield piece
+                    bar.update(len(piece))
+
+            answer = client.register_stream(population, pieces(), content_type=kind)
+    finally:
+        if file != "-":
+            source.close()
+    if as_json:
+        _echo_json(answer)
+    else:
+        click.echo(
+            f"{answer['registered']:,} registered, {answer['known']:,} known before, {answer['returned']:,} returned; "
+            f"{population} has {answer['datapoints']:,} datapoints"
+        )
+
+
+# ---------------------------------------------------------------- evidence
+
+
+@stint.command()
+@click.argument("names", metavar="[POPULATION]...", nargs=-1)
+@click.option("--database", metavar="URL", help="Read this PostgreSQL itself, without the service.")
+@click.option("--data", type=click.Path(path_type=Path), help="Read the embedded PostgreSQL of this folder itself.")
+@_json_option
+def verify(*, names: Sequence[str], database: str | None, data: Path | None, as_json: bool) -> int:
+    """Rebuild populations (all, if none is named) from their logs, and compare; exit 1 if something does not agree."""
+    if database is not None or data is not None:
+        found = _verified_offline(names, database, data)
+    else:
+        with _client() as client:
+            chosen = names or [each["name"] for each in client.populations()]
+            found = [client.verify(name) for name in chosen]
+    if as_json:
+        _echo_json(found)
+    else:
+        for each in found:
+            counted = f"{each['entries']:,} entries, {each['cohorts']:,} cohorts, {each['checkpoints']:,} checkpoints"
+            click.echo(f"{each['population']}: {'ok' if each['ok'] else 'NOT OK'}, {counted}")
+            for problem in each["problems"]:
+                click.echo(f"  {problem}")
+        if not found:
+            click.echo("There is no population.")
+    return FINE if all(each["ok"] for each in found) else NOT_OK
+
+
+def _verified_offline(names: Sequence[str], database: str | None, data: Path | None) -> list[Document]:
+    from sqlalchemy import text  # noqa: PLC0415
+
+    from service.errors import Problem  # noqa: PLC0415
+    from service.operations import evidence  # noqa: PLC0415
+
+    with _offline(database, data) as opened:
+        with opened.transaction() as connection:
+            known = connection.execute(text("SELECT name FROM population ORDER BY name")).scalars().all()
+        try:
+            return [evidence.verify(opened, None, name) for name in names or known]
+        except Problem as problem:
+            raise StintError(problem.document("offline")) from None
+
+
+@stint.command()
+@click.argument("population")
+@click.option("--format", "form", type=click.Choice(["ndjson", "csv"]), default="ndjson", show_default=True)
+@click.option("--output", "-o", default="-", metavar="FILE", help="Where to; - is standard output.", show_default=True)
+@_json_option
+def export(*, population: str, form: Any, output: str, as_json: bool) -> None:
+    """The whole ledger of a population as a file. NDJSON is complete; CSV is for reading."""
+    if as_json and output == "-":
+        raise click.UsageError("--json needs a file to export to: --output FILE")
+    written = 0
+    with _client() as client, client.export(population, form=form) as pieces:
+        target = sys.stdout.buffer if output == "-" else Path(output).open("wb")  # noqa: SIM115 - closed below
+        try:
+            for piece in pieces:
+                target.write(piece)
+                written += len(piece)
+            target.flush()
+        finally:
+            if output != "-":
+                target.close()
+    if as_json:
+        _echo_json({"population": population, "format": form, "file": output, "bytes": written})
+    elif output != "-":
+        click.echo(f"{output}: {written:,} bytes")
+
+
+# ---------------------------------------------------------------- keys
+
+
+@stint.group()
+def keys() -> None:
+    """Who may come in."""
+
+
+@keys.command("create")
+@click.argument("name")
+@click.option(
+    "--role", "roles", multiple=True, required=True,
+    type=click.Choice(["pipeline", "officer", "auditor", "worker", "admin"]),
+)  # fmt: skip
+@click.option("--days", type=float, help="After so many days it opens nothing.")
+@click.option("--database", metavar="URL", help="Write into this PostgreSQL itself: for whoever lost the admin key.")
+@click.option("--data", type=click.Path(path_type=Path), help="The same, for the embedded PostgreSQL of this folder.")
+@_json_option
+def create_key(
+    *,
+    name: str,
+    roles: Sequence[str],
+    days: float | None,
+    database: str | None,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """A new key; its secret is shown this once."""
+    if database is not None or data is not None:
+        from service.operations import keys as key_operations  # noqa: PLC0415
+
+        with _offline(database, data) as opened:
+            made = key_operations.create(opened, name=name, roles=roles, expires_in_days=days)
+    else:
+        with _client() as client:
+            made = client.create_key(name, roles=roles, expires_in_days=days)
+    if as_json:
+        _echo_json(made)
+    else:
+        click.echo(f"{made['secret']}\n  {made['id']}, {', '.join(made['roles'])}. The secret is shown this once.")
+
+
+@keys.command("list")
+@_json_option
+def list_keys(*, as_json: bool) -> None:
+    """All keys, without their secrets."""
+    with _client() as client:
+        found = client.keys()
+    if as_json:
+        _echo_json(found)
+        return
+    for each in found:
+        state = "revoked" if each["revoked"] else f"until {each['expires_at']}" if each["expires_at"] else "valid"
+        used = f"last used {each['last_used_at']}" if each["last_used_at"] else "never used"
+        click.echo(f"{each['id']}  {each['prefix']}…  {each['name']}  {', '.join(each['roles'])}  {state}  {used}")
+
+
+@keys.command("revoke")
+@click.argument("key")
+@_json_option
+def revoke_key(*, key: str, as_json: bool) -> None:
+    """Within two seconds this key opens nothing any more."""
+    with _client() as client:
+        client.revoke_key(key)
+    if as_json:
+        _echo_json({"id": key, "revoked": True})
+    else:
+        click.echo(f"{key} is revoked.")

@@ -1,0 +1,604 @@
+"""The Python client: `from service.client import Stint`.
+
+Thin: a method per address, documents in and documents out. Every POST and PUT carries an `Idempotency-Key`, and a
+request that may have been lost is sent again under the same key, so it has one effect however often it travels.
+
+    with Stint() as stint, stint.hold(population="clinic-a", task="2026-w46", mechanism=dp_sgd(...)) as release:
+        model = train(...)
+        release.commit(artifact="model.safetensors")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeAlias
+from urllib.parse import quote
+
+import httpx
+
+Document: TypeAlias = dict[str, Any]
+Format: TypeAlias = Literal["ndjson", "csv"]
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+#: What a release by each mechanism of the catalog is; a test compares it with the catalog.
+KINDS: Final[Mapping[str, str]] = {"dp-sgd": "weights", "label-release": "labels", "sliding-window": "window_model"}
+
+_log = logging.getLogger(__name__)
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_CONNECT_SECONDS: Final = 10.0
+_VERIFY_SECONDS: Final = 3600.0  # a long log is decided again from its first entry
+_PAGE: Final = 1000
+_PROGRESS_EVERY: Final = 10_000
+_FILE_BYTES: Final = 2**20
+
+
+class StintError(Exception):
+    """The service answered with a problem; `problem` is the whole document (RFC 9457)."""
+
+    def __init__(self, problem: Mapping[str, Any]) -> None:
+        self.problem = dict(problem)
+        super().__init__(str(problem.get("detail") or problem.get("title") or "The service refused the request."))
+
+    @property
+    def name(self) -> str:
+        """The last word of its type, as in docs/errors.md."""
+        return str(self.problem.get("type", "")).rpartition(":")[2]
+
+    @property
+    def status(self) -> int:
+        """The HTTP status; 0 if there was no answer."""
+        return int(self.problem.get("status", 0))
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return str(self.problem.get("advice", ""))
+
+
+class Unreachable(StintError):
+    """There was no answer, or not one of Stint. What became of the request is unknown; to send it again is safe."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__({"type": "urn:stint:problem:unreachable", "status": 0, "detail": detail})
+
+
+class Denied(Exception):
+    """A proposal was denied: recorded, and charged to nobody."""
+
+    def __init__(self, release: Mapping[str, Any]) -> None:
+        self.release = dict(release)
+        decision = self.release["decision"]
+        self.reasons: list[Document] = decision["reasons"]
+        self.advice: list[Document] = decision["advice"]
+        super().__init__(" ".join(each["message"] for each in (*self.reasons, *self.advice)))
+
+
+# ---------------------------------------------------------------- mechanisms
+
+
+def dp_sgd(*, noise_multiplier: float, sampling_probability: float, steps: int, clip_norm: float) -> Document:
+    """DP-SGD, as a proposal names it."""
+    return {
+        "name": "dp-sgd",
+        "parameters": {
+            "noise_multiplier": noise_multiplier,
+            "sampling_probability": sampling_probability,
+            "steps": steps,
+            "clip_norm": clip_norm,
+        },
+    }
+
+
+def label_release(*, epsilon: float, delta: float, labels_per_unit: int = 1) -> Document:
+    """Which labels exist, as a proposal names it."""
+    return {
+        "name": "label-release",
+        "parameters": {"epsilon": epsilon, "delta": delta, "labels_per_unit": labels_per_unit},
+    }
+
+
+def sliding_window(
+    *,
+    k: int,
+    w0: int,
+    step: int,
+    epsilon: float | None = None,
+    mu: float | None = None,
+    offset: int = 0,
+    startup: Literal["full", "partial"] = "full",
+    chain: Sequence[Mapping[str, int]] | None = None,
+) -> Document:
+    """One step of a window over a stream, as a proposal names it: pure noise with `epsilon`, Gaussian with `mu`.
+
+    `chain` are the blocks that were, or will be, trained; left out, those of the schedule. Whoever knows better what it
+    trains should say it: the service compares.
+    """
+    if (epsilon is None) == (mu is None):
+        raise ValueError("a sliding window has either epsilon (pure noise) or mu (Gaussian noise)")
+    if chain is None:
+        from accountant.streams.schedules import SlidingWindow  # noqa: PLC0415 - the rest needs no mathematics
+
+        due = SlidingWindow(k=k, w0=w0, startup=startup).step(step)
+        chain = [
+            {"level": block.level, "start": block.start + offset, "stop": block.stop + offset} for block in due.trained
+        ]
+    parameters: Document = {
+        "k": k, "w0": w0, "step": step, "chain": [dict(block) for block in chain], "offset": offset, "startup": startup,
+    }  # fmt: skip
+    noise: Document = {"noise": "gaussian", "mu": mu} if epsilon is None else {"noise": "pure", "epsilon": epsilon}
+    return {"name": "sliding-window", "parameters": parameters | noise}
+
+
+def artifact_of(path: str | os.PathLike[str], *, uri: str | None = None, metrics: Document | None = None) -> Document:
+    """What is recorded of a file that leaves the house: its digest and its size, and not where it lies."""
+    digest, size = hashlib.sha256(), 0
+    with Path(path).open("rb") as file:
+        while piece := file.read(_FILE_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    document: Document = {"sha256": digest.hexdigest(), "bytes": size}
+    return document | ({"uri": uri} if uri else {}) | ({"metrics": metrics} if metrics else {})
+
+
+# ---------------------------------------------------------------- the client
+
+
+class Stint:
+    """A connection to the service. `url` and `key` default to STINT_URL and STINT_KEY.
+
+    `retry_seconds` is how long a request is repeated while the service is busy or cannot be reached.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        retry_seconds: float = 30.0,
+        timeout_seconds: float = 120.0,
+    ) -> None:
+        self.url = (url or os.environ.get("STINT_URL") or DEFAULT_URL).rstrip("/")
+        secret = (key or os.environ.get("STINT_KEY") or "").strip()
+        if not (secret.isascii() and secret.isprintable()):
+            raise ValueError("a key is a line of plain letters, sk_…")
+        self._retry_seconds = retry_seconds
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {secret}"} if secret else {},
+                timeout=httpx.Timeout(timeout_seconds, connect=_CONNECT_SECONDS),
+                trust_env=False,  # a ledger is asked directly, not through whatever proxy is around
+            )
+        except httpx.InvalidURL as problem:
+            raise Unreachable(f"{self.url} is no address: {problem}.") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    # Populations
+
+    def create_population(
+        self,
+        name: str,
+        *,
+        unit: Literal["record", "user"],
+        epsilon: float,
+        delta: float,
+        adjacency: Literal["add_remove", "replace_one"] = "add_remove",
+        **rest: Any,
+    ) -> Document:
+        """Promise something to a new population; `rest` are further fields, such as `on_exhausted`."""
+        body = {"name": name, "unit": unit, "adjacency": adjacency, "budget": {"epsilon": epsilon, "delta": delta}}
+        return self._post("/v1/populations", body | rest, repeatable=False)
+
+    def populations(self) -> Iterator[Document]:
+        """All of them, by name."""
+        return self._pages("/v1/populations")
+
+    def population(self, name: str) -> Document:
+        """What was promised to it, and how large it is."""
+        return self._get(f"/v1/populations/{_quoted(name)}")
+
+    def policy(self, population: str) -> Document:
+        """The policy of now."""
+        return self._get(f"/v1/populations/{_quoted(population)}/policy")
+
+    def change_policy(self, population: str, *, reason: str, version: int | None = None, **changes: Any) -> Document:
+        """A new version, for a reason. With `version`, only if that is still the policy of now."""
+        match = {} if version is None else {"If-Match": f'"{version}"'}
+        return self._document(
+            "PUT", f"/v1/populations/{_quoted(population)}/policy", body={"reason": reason, **changes}, headers=match
+        )
+
+    def change_status(self, population: str, status: Literal["open", "frozen", "closed"], *, reason: str) -> Document:
+        """Freeze, open again, or close for good."""
+        return self._post(f"/v1/populations/{_quoted(population)}/status", {"status": status, "reason": reason})
+
+    def budget(self, population: str) -> Document:
+        """Spent, held and available over all datapoints, and per task."""
+        return self._get(f"/v1/populations/{_quoted(population)}/budget")
+
+    # Datapoints
+
+    def register_count(self, population: str, count: int) -> Document:
+        """So many datapoints without keys."""
+        return self._post(f"/v1/populations/{_quoted(population)}/datapoints", {"count": count})
+
+    def register_keys(
+        self, population: str, keys: Iterable[str], *, progress: Callable[[int], object] | None = None
+    ) -> Document:
+        """Datapoints with keys, streamed: any number, in little memory. `progress` hears how many were sent.
+
+        A stream that broke is not repeated by itself; to send all of it again is safe, since known keys stay known.
+        """
+
+        def lines() -> Iterator[bytes]:
+            for number, key in enumerate(keys, start=1):
+                yield json.dumps({"key": key}, ensure_ascii=False).encode() + b"\n"
+                if progress is not None and number % _PROGRESS_EVERY == 0:
+                    progress(number)
+
+        return self.register_stream(population, _joined(lines()), content_type="application/x-ndjson")
+
+    def register_stream(self, population: str, body: Iterable[bytes], *, content_type: str) -> Document:
+        """A file of keys as it is: NDJSON (`application/x-ndjson`) or CSV (`text/csv`)."""
+        path = f"/v1/populations/{_quoted(population)}/datapoints"
+        try:
+            answer = self._http.post(path, content=body, headers={"Content-Type": content_type})
+        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as problem:
+            raise self._unreachable(problem) from problem
+        return self._read(answer)
+
+    def datapoint(self, population: str, ordinal: int) -> Document:
+        """Everything released about one datapoint."""
+        return self._get(f"/v1/populations/{_quoted(population)}/datapoints/{ordinal}")
+
+    def lookup(self, population: str, key: str) -> Document:
+        """Everything released about the datapoint with this key."""
+        return self._post(f"/v1/populations/{_quoted(population)}/datapoints/lookup", {"key": key})
+
+    def erase(self, population: str, key: str) -> Document:
+        """Forget a key; its balance stays, for whoever comes back with it."""
+        return self._post(f"/v1/populations/{_quoted(population)}/datapoints/erase", {"key": key})
+
+    # Tasks
+
+    def create_task(
+        self,
+        population: str,
+        name: str,
+        *,
+        members: Mapping[str, Any],
+        parts: Mapping[str, Any] | None = None,
+        budget: Mapping[str, float] | None = None,
+    ) -> Document:
+        """A named subset, with named parts, and a budget of its own if it has one."""
+        body: Document = {"name": name, "members": dict(members)}
+        body |= ({"parts": dict(parts)} if parts else {}) | ({"budget": dict(budget)} if budget else {})
+        return self._post(f"/v1/populations/{_quoted(population)}/tasks", body)
+
+    def tasks(self, population: str) -> Iterator[Document]:
+        """All of them, in the order in which they were made."""
+        return self._pages(f"/v1/populations/{_quoted(population)}/tasks")
+
+    def task(self, population: str, name: str) -> Document:
+        """One task."""
+        return self._get(f"/v1/populations/{_quoted(population)}/tasks/{_quoted(name)}")
+
+    # Releases
+
+    def propose(self, *, idempotency_key: str | None = None, **proposal: Any) -> Document:
+        """Propose a release; the answer is held or denied, and recorded. Fields are those of POST /v1/releases."""
+        return self._post("/v1/releases", with_kind(proposal), key=idempotency_key)
+
+    def dry_run(self, **proposal: Any) -> Document:
+        """The decision that would be made now; nothing is recorded."""
+        return self._document("POST", "/v1/releases", body=with_kind(proposal), query={"dry_run": "true"})
+
+    def propose_batch(
+        self, proposals: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
+    ) -> list[Document]:
+        """Several, one after the other; each has its own decision, or its own problem."""
+        body = {"proposals": [with_kind(each) for each in proposals]}
+        items: list[Document] = self._post("/v1/releases/batch", body, key=idempotency_key)["items"]
+        return items
+
+    def commit(self, release: str, *, artifact: str | os.PathLike[str] | Document | None = None) -> Document:
+        """It left the house: what was held is spent. Of a file, digest and size are recorded."""
+        if artifact is not None and not isinstance(artifact, dict):
+            artifact = artifact_of(artifact)
+        return self._post(f"/v1/releases/{_quoted(release)}/commit", {} if artifact is None else {"artifact": artifact})
+
+    def void(self, release: str, *, reason: str, evidence: Document | None = None) -> Document:
+        """Nothing of it left the house, for a reason."""
+        return self._post(
+            f"/v1/releases/{_quoted(release)}/void", {"reason": reason} | ({"evidence": evidence} if evidence else {})
+        )
+
+    def release(self, release: str) -> Document:
+        """Its charges, its decision and what became of it."""
+        return self._get(f"/v1/releases/{_quoted(release)}")
+
+    def releases(self, population: str, *, status: str | None = None) -> Iterator[Document]:
+        """Newest first."""
+        return self._pages("/v1/releases", {"population": population} | ({"status": status} if status else {}))
+
+    def hold(
+        self,
+        *,
+        population: str,
+        mechanism: Mapping[str, Any] | None = None,
+        task: str | None = None,
+        idempotency_key: str | None = None,
+        **proposal: Any,
+    ) -> Hold:
+        """Propose, and work while the budget is held. A denial is raised as `Denied`.
+
+        Leaving the block without commit or void, or by an exception, lets the hold stand until it expires into spent:
+        whether something left the house is then unknown, and unknown is spent.
+        """
+        asked: Document = {"population": population, "mechanism": mechanism, "task": task, **proposal}
+        return Hold(self, {name: value for name, value in asked.items() if value is not None}, idempotency_key)
+
+    # The ledger
+
+    def ledger(self, population: str) -> Iterator[Document]:
+        """Every entry, oldest first."""
+        return self._pages(f"/v1/populations/{_quoted(population)}/ledger")
+
+    @contextmanager
+    def export(self, population: str, *, form: Format = "ndjson") -> Iterator[Iterator[bytes]]:
+        """The whole ledger as a file, in pieces."""
+        request = self._http.build_request(
+            "GET", f"/v1/populations/{_quoted(population)}/ledger/export", params={"format": form}
+        )
+        answer = self._send(request, repeatable=True, stream=True)
+        try:
+            if not answer.is_success:
+                answer.read()
+                self._read(answer)
+            yield answer.iter_bytes()
+        except httpx.TransportError as problem:
+            raise self._unreachable(problem) from problem
+        finally:
+            answer.close()
+
+    def verify(self, population: str) -> Document:
+        """Rebuild a population from its log on the server, and compare."""
+        path = f"/v1/populations/{_quoted(population)}/ledger/verify"
+        return self._document("POST", path, seconds=_VERIFY_SECONDS)
+
+    def proof(self, population: str, number: int, *, checkpoint: int) -> Document:
+        """What shows an outsider that an entry is in the ledger that a checkpoint saw."""
+        return self._get(
+            f"/v1/populations/{_quoted(population)}/ledger/{number}/proof", {"checkpoint": str(checkpoint)}
+        )
+
+    def checkpoints(self) -> list[Document]:
+        """Signed heads of all populations."""
+        items: list[Document] = self._get("/v1/checkpoints")["items"]
+        return items
+
+    def make_checkpoint(self) -> Document:
+        """Sign all heads now."""
+        return self._post("/v1/checkpoints", None)
+
+    # Keys
+
+    def create_key(self, name: str, *, roles: Sequence[str], expires_in_days: float | None = None) -> Document:
+        """A new key; its secret is in this answer and nowhere else."""
+        body: Document = {"name": name, "roles": list(roles)}
+        if expires_in_days is not None:
+            body["expires_in_days"] = expires_in_days
+        return self._post("/v1/keys", body, repeatable=False)
+
+    def keys(self) -> list[Document]:
+        """All keys, without their secrets."""
+        items: list[Document] = self._get("/v1/keys")["items"]
+        return items
+
+    def revoke_key(self, identity: str) -> None:
+        """Within two seconds it opens nothing any more."""
+        self._read(self._send(self._http.build_request("DELETE", f"/v1/keys/{_quoted(identity)}"), repeatable=True))
+
+    def whoami(self) -> Document:
+        """Who the service thinks you are."""
+        return self._get("/v1/keys/self")
+
+    # Mechanisms and advice
+
+    def mechanisms(self) -> list[Document]:
+        """The catalog."""
+        items: list[Document] = self._get("/v1/mechanisms")["items"]
+        return items
+
+    def price(self, mechanism: Mapping[str, Any], *, adjacency: str = "add_remove", delta: float = 1e-6) -> Document:
+        """What one release by a mechanism would cost."""
+        body = {"parameters": mechanism.get("parameters", {}), "adjacency": adjacency, "delta": delta}
+        return self._post(f"/v1/mechanisms/{_quoted(mechanism['name'])}/price", body)
+
+    def calibrate(
+        self, *, epsilon: float, delta: float, sampling_probability: float, steps: int, adjacency: str = "add_remove"
+    ) -> Document:
+        """The smallest noise for a promise."""
+        body = {
+            "epsilon": epsilon, "delta": delta, "sampling_probability": sampling_probability, "steps": steps,
+            "adjacency": adjacency,
+        }  # fmt: skip
+        return self._post("/v1/advice/calibrate", body)
+
+    # How requests travel
+
+    def _get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
+        return self._document("GET", path, query=query)
+
+    def _post(self, path: str, body: Any, *, key: str | None = None, repeatable: bool = True) -> Document:
+        return self._document("POST", path, body=body, key=key, repeatable=repeatable)
+
+    def _pages(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[Document]:
+        cursor: str | None = None
+        while True:
+            page = self._get(path, {"limit": str(_PAGE), **(query or {}), **({"cursor": cursor} if cursor else {})})
+            yield from page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                return
+
+    def _document(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        repeatable: bool = True,
+        seconds: float | None = None,
+    ) -> Document:
+        sent = dict(headers or {})
+        limit = self._http.timeout if seconds is None else httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
+        if method in {"POST", "PUT"}:
+            sent["Idempotency-Key"] = key or f"client-{uuid.uuid4()}"
+        try:
+            request = self._http.build_request(method, path, json=body, params=query, headers=sent, timeout=limit)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as problem:
+            raise self._unreachable(problem) from problem
+        return self._read(self._send(request, repeatable=repeatable))
+
+    def _send(self, request: httpx.Request, *, repeatable: bool, stream: bool = False) -> httpx.Response:
+        """Send, and again while the service is busy or away; what the service cannot recognise as a repetition is
+        repeated only if it never got there."""
+        give_up = time.monotonic() + self._retry_seconds
+        wait = _FIRST_WAIT
+        while True:
+            problem: httpx.TransportError | None = None
+            answer: httpx.Response | None = None
+            try:
+                answer = self._http.send(request, stream=stream)
+                again = answer.status_code == 503 and repeatable
+            except (httpx.TransportError, httpx.UnsupportedProtocol) as failure:
+                problem = failure
+                again = isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout) or (
+                    repeatable and not isinstance(failure, httpx.UnsupportedProtocol)
+                )
+            pause = max(wait * (0.5 + random.random()), _retry_after(answer))  # noqa: S311 - spread, not secrecy
+            if not again or time.monotonic() + pause > give_up:
+                if answer is not None:
+                    return answer
+                assert problem is not None
+                raise self._unreachable(problem) from problem
+            if answer is not None:
+                answer.close()
+            time.sleep(pause)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _unreachable(self, problem: Exception) -> Unreachable:
+        return Unreachable(f"Stint at {self.url} cannot be reached: {str(problem) or type(problem).__name__}")
+
+    def _read(self, answer: httpx.Response) -> Document:
+        if answer.status_code == 204:
+            return {}
+        try:
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict) or (not answer.is_success and "detail" not in document):
+            raise Unreachable(f"What answers at {self.url} is not Stint (status {answer.status_code}).")
+        if not answer.is_success:
+            raise StintError(document)
+        return document
+
+
+class Hold:
+    """A release whose budget is held while a block runs."""
+
+    def __init__(self, stint: Stint, proposal: Document, idempotency_key: str | None) -> None:
+        self._stint, self._proposal, self._key = stint, proposal, idempotency_key
+        self.document: Document = {}
+        self.resolved = False
+
+    @property
+    def id(self) -> str:
+        """The release's name."""
+        return str(self.document["id"])
+
+    @property
+    def decision(self) -> Document:
+        """Why it was admitted, and from where to where ε goes."""
+        decision: Document = self.document["decision"]
+        return decision
+
+    def commit(self, artifact: str | os.PathLike[str] | Document | None = None) -> Document:
+        """It left the house. Of a file, digest and size are recorded."""
+        answer = self._stint.commit(self.id, artifact=artifact)
+        self.resolved = True
+        return answer
+
+    def void(self, *, reason: str, evidence: Document | None = None) -> Document:
+        """Nothing of it left the house."""
+        answer = self._stint.void(self.id, reason=reason, evidence=evidence)
+        self.resolved = True
+        return answer
+
+    def __enter__(self) -> Self:
+        self.document = self._stint.propose(idempotency_key=self._key, **self._proposal)
+        if self.document["status"] == "denied":
+            raise Denied(self.document)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.resolved:
+            _log.warning(
+                "release %s was neither committed nor voided: its hold stands until %s, and is then spent",
+                self.id,
+                self.document["expires_at"],
+            )
+
+
+def with_kind(proposal: Mapping[str, Any]) -> Document:
+    """A proposal whose kind, if it says none, is that of its mechanism."""
+    mechanism = proposal.get("mechanism")
+    if "kind" in proposal or not isinstance(mechanism, Mapping) or mechanism.get("name") not in KINDS:
+        return dict(proposal)
+    return {**proposal, "kind": KINDS[str(mechanism["name"])]}
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _retry_after(answer: httpx.Response | None) -> float:
+    given = "" if answer is None else answer.headers.get("Retry-After", "")
+    return float(given) if given.isdigit() else 0.0
+
+
+def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines in pieces that are worth a packet."""
+    piece = bytearray()
+    for line in lines:
+        piece += line
+        if len(piece) >= 65536:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)

@@ -1,0 +1,97 @@
+"""kill -9 of the service, and of PostgreSQL, in the middle of a storm: what was answered is there, and only once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.service.harness import Remote, Storm, exported, fresh, remote, verified
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+ROUNDS = 2
+
+
+def _kill_service(service: Remote) -> None:
+    service.kill()
+
+
+def _kill_postgres(service: Remote) -> None:
+    service.kill_postgres()
+    time.sleep(0.3)  # the service is up, and answers that it cannot
+    service.kill()
+
+
+@pytest.mark.parametrize(("seed", "kill"), [(11, _kill_service), (12, _kill_postgres)], ids=["service", "postgres"])
+def test_whatever_was_answered_survives_a_crash(seed: int, kill: Callable[[Remote], None]) -> None:
+    rng = random.Random(seed)
+    names = [fresh("crash") for _ in range(2)]
+    storm = Storm(seed=seed, populations=names, size=40)
+    with remote() as service:
+        asyncio.run(_prepare(service, storm))
+        for round_ in range(ROUNDS):
+            delay = rng.uniform(0.3, 1.8)
+            before = storm.sent
+            asyncio.run(_storm_until_killed(service, storm, kill, delay))
+            print(f"seed {seed}, round {round_}: killed after {delay:.2f} s and {storm.sent - before} requests")
+            service.start()
+            asyncio.run(_check(service, storm, complete=False))
+        asyncio.run(_repeat(service, storm))
+        asyncio.run(_check(service, storm, complete=True))
+    print(f"{storm.sent} requests: {dict(storm.statuses)}")
+    assert set(storm.statuses) <= {0, 200, 201, 409, 503}
+    assert storm.statuses[0], "no request was under way at any kill"
+
+
+async def _prepare(service: Remote, storm: Storm) -> None:
+    async with service.client() as client:
+        await storm.prepare(client, epsilon=4.0)
+
+
+async def _storm_until_killed(service: Remote, storm: Storm, kill: Callable[[Remote], None], delay: float) -> None:
+    async with service.client() as client:
+        blowing = asyncio.create_task(storm.run(client, requests=10_000))
+        await asyncio.sleep(delay)
+        await asyncio.to_thread(kill, service)
+        storm.stop()
+        await blowing
+
+
+async def _repeat(service: Remote, storm: Storm) -> None:
+    """Every key once more: those that were answered get the same answer, and the others at last one."""
+    async with service.client() as client:
+        await storm.repeat_all(client)
+
+
+async def _check(service: Remote, storm: Storm, *, complete: bool) -> None:
+    async with service.client() as client:
+        ledgers = {name: await exported(client, name) for name in storm.populations}
+        for auditor in storm.check(ledgers, complete=complete).values():
+            auditor.nobody_is_over()
+        for name in storm.populations:
+            await verified(client, name)
+
+
+def test_a_stop_finishes_what_it_began() -> None:
+    """SIGTERM in a storm: what was answered is there, PostgreSQL is stopped, and a checkpoint says where it ended."""
+    storm = Storm(seed=13, populations=[fresh("stop")], size=40)
+    with remote() as service:
+        asyncio.run(_prepare(service, storm))
+        asyncio.run(_storm_until_killed(service, storm, _stop, 0.7))
+        assert not (service.folder / "postgres" / "postmaster.pid").exists()
+        service.start()
+        assert asyncio.run(_checkpoints(service)) == 1
+        asyncio.run(_repeat(service, storm))
+        asyncio.run(_check(service, storm, complete=True))
+
+
+def _stop(service: Remote) -> None:
+    assert service.stop() == 0
+
+
+async def _checkpoints(service: Remote) -> int:
+    async with service.client() as client:
+        return len((await client.get("/v1/checkpoints")).json()["items"])

@@ -1,0 +1,124 @@
+"""`stint run` from nothing to a running service and back: what it prints, and that nothing is left behind."""
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.terminal import command, lines_until, servers_of, short_folder, stop
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A data folder with a path short enough for a socket."""
+    with short_folder() as made:
+        yield made
+
+
+def test_the_first_start_prints_a_key_once_and_ctrl_c_leaves_nothing(
+    folder: Path, record_property: Callable[[str, object], None]
+) -> None:
+    first = command(folder, "run")
+    lines = lines_until(first, "Demo population: demo (")
+    url = re.findall(r"^Stint is running at (http://127\.0\.0\.1:\d+)$", lines[0])[0]
+    keys = re.findall(r"^Admin key: (sk_\S+)$", "\n".join(lines), re.MULTILINE)
+    assert len(keys) == 1
+    opened = {"Authorization": f"Bearer {keys[0]}"}
+    population = httpx.get(f"{url}/v1/populations/demo", headers=opened).json()
+    assert population["tasks"] == 156
+    assert servers_of(folder)
+    out, err = stop(first)
+    assert (first.returncode, out, err) == (0, "Stopped.\n", "")
+    assert not servers_of(folder)
+
+    started = time.monotonic()
+    second = command(folder, "run")
+    lines = lines_until(second, "Demo population: demo (there already)")
+    record_property("second start in seconds", round(time.monotonic() - started, 1))  # told, and no promise
+    assert not any("sk_" in line for line in lines)
+    url = lines[0].rpartition(" ")[2]
+    again = httpx.get(f"{url}/v1/populations/demo", headers=opened).json()
+    assert again["entry"]["number"] - population["entry"]["number"] in {0, 1}  # the forgotten hold may have expired
+    found = httpx.post(f"{url}/v1/populations/demo/ledger/verify", headers=opened, timeout=60).json()
+    assert found["ok"], found["problems"]
+    releases = httpx.get(f"{url}/v1/releases?population=demo&limit=1000", headers=opened).json()["items"]
+    assert {each["status"] for each in releases} == {"held", "denied", "committed", "voided", "expired"}
+    assert {each["kind"] for each in releases} == {"weights", "labels", "window_model"}
+    out, err = stop(second, signal.SIGTERM)
+    assert (second.returncode, out, err) == (0, "Stopped.\n", "")
+    assert not servers_of(folder)
+
+
+@pytest.mark.parametrize("trace", ["postgres", "postgres/PG_VERSION", "postgres/postmaster.pid"])
+def test_a_stop_during_the_start_leaves_nothing(folder: Path, trace: str) -> None:
+    process = command(folder, "run", "--no-demo")
+    while not (folder / trace).exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.endswith("Stopped.\n")
+    assert "Traceback" not in err
+    assert not servers_of(folder)
+
+
+def test_an_interrupted_demo_is_completed_by_the_next_start(folder: Path) -> None:
+    first = command(folder, "run", "--json")
+    document = json.loads(lines_until(first, "started")[0])
+    opened = {"Authorization": f"Bearer {document['key']}"}
+    while True:
+        seen = httpx.get(f"{document['url']}/v1/populations/demo", headers=opened)
+        if seen.is_success and seen.json()["tasks"] > 20:
+            break
+        time.sleep(0.1)
+    stop(first)
+    second = command(folder, "run", "--json")
+    line = json.loads(lines_until(second, '"demo"')[-1])
+    url = line.get("url")
+    out, _ = stop(second)
+    assert line["event"] == "demo"
+    assert 0 < line["steps"] < 574
+    assert url is None
+    third = command(folder, "run", "--json")
+    assert json.loads(lines_until(third, '"demo"')[-1])["steps"] == 0
+    out, _ = stop(third)
+    assert json.loads(out) == {"event": "stopped"}
+
+
+def test_a_taken_port_is_one_line(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = command(folder, "run", port=taken.getsockname()[1])
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert re.fullmatch(r"stint: port \d+ of 127\.0\.0\.1 is taken: .*\n", err)
+    assert not (folder / "postgres").exists()
+
+
+def test_verify_beside_a_running_service_does_not_stop_its_database(folder: Path) -> None:
+    service = command(folder, "serve")
+    lines = lines_until(service, "Ctrl-C")
+    url = lines[0].rpartition(" ")[2]
+    beside = command(folder, "verify", "--data", str(folder), "--json")
+    out, err = beside.communicate(timeout=60)
+    assert (beside.returncode, json.loads(out)) == (0, []), err
+    assert httpx.get(f"{url}/readyz").json() == {"status": "ready"}
+    stop(service)
+    assert service.returncode == 0
+    assert not servers_of(folder)
+
+
+def test_an_unreachable_database_is_one_line(folder: Path) -> None:
+    process = command(folder, "run", variables={"DATABASE_URL": "postgresql://127.0.0.1:1/none"})
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert re.fullmatch(r"stint: the database cannot be used: .*\n", err)
