@@ -38,7 +38,7 @@ def canonical(document: object) -> bytes:
         return rfc8785.dumps(document)  # type: ignore[arg-type]  # _check saw that it is
 
 
-class _Unusual(Exception):  # noqa: N818 - nobody ever sees it
+class _Unusual(Exception):
     """Not for the short way."""
 
 
@@ -57,7 +57,7 @@ def _spelled(value: object, levels: int) -> str:
     if kind is int and -MAX_INTEGER <= value <= MAX_INTEGER:  # type: ignore[operator]
         return str(value)
     if kind is float and math.isfinite(value):  # type: ignore[arg-type]
-        return _spelled_float(value)  # type: ignore[arg-type]
+        return _spelled_float(value)
     if value is None:
         return "null"
     if kind is bool:

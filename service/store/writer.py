@@ -21,9 +21,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from sqlalchemy import Connection, text
+import psycopg
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from accountant.chain import Link
@@ -31,7 +32,7 @@ from service.errors import NotFound, Problem
 from service.store import books
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from accountant.book import Body, Book
     from accountant.ledger import Held
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from service.store.database import Database
 
 _log = logging.getLogger(__name__)
+Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,15 +187,21 @@ class Writer:
     def _answers(
         self, connection: Connection, batch: Sequence[Operation], slots: Sequence[books.Slot]
     ) -> list[Answer | Exception]:
-        opened = books.lock(connection, slots)
-        known = _known(connection, batch)
+        connection.begin()
+        raw = _driver(connection)
+        wanted = [operation.idempotency.id for operation in batch if operation.idempotency is not None]
+        with raw.pipeline():  # one round trip
+            locked = raw.execute(books.LOCK, {"names": [slot.name for slot in slots]})
+            answered = raw.execute(_SELECT_ANSWERS, {"ids": wanted}) if wanted else None
+        opened = books.opened(connection, slots, locked)
+        known = {} if answered is None else _known(answered)
         at = datetime.now(UTC)
         page = _Page(at=at)
         answers: list[Answer | Exception] = []
         for operation in batch:
             try:
                 decided = _decided(connection, operation, opened, known, at)
-            except DBAPIError:
+            except (DBAPIError, psycopg.Error):
                 raise  # the transaction is spoiled
             except Exception as problem:  # noqa: BLE001 - one caller's fault is not the others'
                 answers.append(problem)
@@ -206,7 +214,7 @@ class Writer:
                     known[key.id] = (key.digest, decided)
                     page.remember(key, decided)
             answers.append(decided)
-        page.write(connection, {slot.name: slot.id for slot in slots}, opened)
+        page.write(raw, {slot.name: slot.id for slot in slots}, opened)
         for kind, count in page.kinds.items():
             self._metrics.decisions.labels(kind).inc(count)
         return answers
@@ -263,8 +271,12 @@ class _Page:
         """Keep an answer for ever."""
         self._answers.append((key, answer))
 
-    def write(self, connection: Connection, ids: dict[str, int], opened: dict[str, Book]) -> None:
-        """All of it, in as few statements as there are tables."""
+    def write(self, raw: Raw, ids: dict[str, int], opened: dict[str, Book]) -> None:
+        """All of it, in as few statements as there are tables, and one round trip."""
+        with raw.pipeline():
+            self._write(raw, ids, opened)
+
+    def _write(self, connection: Raw, ids: dict[str, int], opened: dict[str, Book]) -> None:
         if self._entries:
             names, links, kinds, releases, bodies = zip(*self._entries, strict=True)
             populations = [ids[name] for name in names]
@@ -317,13 +329,17 @@ class _Page:
             )  # fmt: skip
 
 
-def _known(connection: Connection, batch: Sequence[Operation]) -> dict[bytes, tuple[bytes, Answer]]:
-    wanted = [operation.idempotency.id for operation in batch if operation.idempotency is not None]
-    if not wanted:
-        return {}
-    rows = connection.execute(_SELECT_ANSWERS, {"ids": wanted}).all()
+def _driver(connection: Connection) -> Raw:
+    """The driver's own connection, in the same transaction: SQLAlchemy has no pipelines."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw
+
+
+def _known(rows: Iterable[tuple[bytes, bytes, int, bytes]]) -> dict[bytes, tuple[bytes, Answer]]:
     return {
-        bytes(row.id): (bytes(row.digest), Answer(status=row.status, document=json.loads(row.response))) for row in rows
+        bytes(name): (bytes(digest), Answer(status=status, document=json.loads(response)))
+        for name, digest, status, response in rows
     }
 
 
@@ -332,28 +348,30 @@ def stamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-_INSERT_ENTRIES = text(
+_INSERT_ENTRIES = (
     "INSERT INTO entry (population_id, number, previous, hash, kind, release, at, body) "
-    "SELECT p, n, v, h, k, r, CAST(:at AS timestamptz), b FROM unnest(CAST(:populations AS bigint[]), "
-    "CAST(:numbers AS bigint[]), CAST(:previous AS bytea[]), CAST(:hashes AS bytea[]), CAST(:kinds AS text[]), "
-    "CAST(:releases AS text[]), CAST(:bodies AS bytea[])) AS new (p, n, v, h, k, r, b)"
+    "SELECT p, n, v, h, k, r, CAST(%(at)s AS timestamptz), b FROM unnest(CAST(%(populations)s AS bigint[]), "
+    "CAST(%(numbers)s AS bigint[]), CAST(%(previous)s AS bytea[]), CAST(%(hashes)s AS bytea[]), "
+    "CAST(%(kinds)s AS text[]), CAST(%(releases)s AS text[]), CAST(%(bodies)s AS bytea[])) AS new (p, n, v, h, k, r, b)"
 )
-_INSERT_RELEASES = text(
-    "INSERT INTO release (id, population_id, number, at) SELECT i, p, n, CAST(:at AS timestamptz) "
-    "FROM unnest(CAST(:ids AS text[]), CAST(:populations AS bigint[]), CAST(:numbers AS bigint[])) AS new (i, p, n)"
+_INSERT_RELEASES = (
+    "INSERT INTO release (id, population_id, number, at) SELECT i, p, n, CAST(%(at)s AS timestamptz) "
+    "FROM unnest(CAST(%(ids)s AS text[]), CAST(%(populations)s AS bigint[]), CAST(%(numbers)s AS bigint[])) "
+    "AS new (i, p, n)"
 )
-_UPDATE_HEADS = text(
-    "UPDATE population SET number = n, hash = h, root = r FROM unnest(CAST(:ids AS bigint[]), "
-    "CAST(:numbers AS bigint[]), CAST(:hashes AS bytea[]), CAST(:roots AS bytea[])) AS new (i, n, h, r) WHERE id = i"
+_UPDATE_HEADS = (
+    "UPDATE population SET number = n, hash = h, root = r FROM unnest(CAST(%(ids)s AS bigint[]), "
+    "CAST(%(numbers)s AS bigint[]), CAST(%(hashes)s AS bytea[]), CAST(%(roots)s AS bytea[])) "
+    "AS new (i, n, h, r) WHERE id = i"
 )
-_INSERT_HOLDS = text(
-    "INSERT INTO hold (release, population_id, expires_at) SELECT * FROM unnest(CAST(:releases AS text[]), "
-    "CAST(:populations AS bigint[]), CAST(:expiries AS timestamptz[]))"
+_INSERT_HOLDS = (
+    "INSERT INTO hold (release, population_id, expires_at) SELECT * FROM unnest(CAST(%(releases)s AS text[]), "
+    "CAST(%(populations)s AS bigint[]), CAST(%(expiries)s AS timestamptz[]))"
 )
-_DELETE_HOLDS = text("DELETE FROM hold WHERE release = ANY(:releases)")
-_INSERT_ANSWERS = text(
-    "INSERT INTO idempotency (id, digest, status, response, at) SELECT i, d, s, r, CAST(:at AS timestamptz) "
-    "FROM unnest(CAST(:ids AS bytea[]), CAST(:digests AS bytea[]), CAST(:statuses AS integer[]), "
-    "CAST(:responses AS bytea[])) AS new (i, d, s, r)"
+_DELETE_HOLDS = "DELETE FROM hold WHERE release = ANY(%(releases)s)"
+_INSERT_ANSWERS = (
+    "INSERT INTO idempotency (id, digest, status, response, at) SELECT i, d, s, r, CAST(%(at)s AS timestamptz) "
+    "FROM unnest(CAST(%(ids)s AS bytea[]), CAST(%(digests)s AS bytea[]), CAST(%(statuses)s AS integer[]), "
+    "CAST(%(responses)s AS bytea[])) AS new (i, d, s, r)"
 )
-_SELECT_ANSWERS = text("SELECT id, digest, status, response FROM idempotency WHERE id = ANY(:ids)")
+_SELECT_ANSWERS = "SELECT id, digest, status, response FROM idempotency WHERE id = ANY(%(ids)s)"
