@@ -29,7 +29,7 @@ from http.client import HTTPConnection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Final, TypeAlias, cast
 
 import psycopg
@@ -471,10 +471,27 @@ def started(target: Callable[[Connection, Path, str], None], folder: Path, url: 
     try:
         if not ours.poll(60):
             raise TimeoutError("the service did not start")
-        yield ours.recv()
+        address, key = ours.recv()
+        _wait_for(address)
+        yield address, key
     finally:
         process.terminate()
         process.join(30)
+
+
+def _wait_for(address: str) -> None:
+    """Until it listens: an address is told a moment before."""
+    host, port = address.removeprefix("http://").split(":")
+    deadline = perf_counter() + 60
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except ConnectionRefusedError:
+            if perf_counter() > deadline:
+                raise
+            sleep(0.05)
+        else:
+            return
 
 
 def _stint(told: Connection, folder: Path, url: str) -> None:

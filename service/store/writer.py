@@ -2,7 +2,9 @@
 
 An operation decides on an open book and returns bodies; it runs no SQL unless it says so. The writer locks the
 populations of a batch, runs its operations in order, appends what they return, writes all of it, and answers once it is
-durable. A population always has the same writer, so its requests wait for each other here and not in the database.
+durable. A population has the same writer as long as anything of it waits, so its requests wait for each other here and
+not in the database. All populations share the first writer, and with it transactions, until a decision takes long:
+then those that come go to the next.
 
 If anything fails, nothing of the batch happened: the books are read again from the log, and each operation gets a
 transaction of its own. Only when the commit itself failed is the outcome unknown; then nobody retries but the caller,
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import threading
 from collections import Counter
@@ -21,6 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import psycopg
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from service.store.database import Database
 
 _log = logging.getLogger(__name__)
+_HELD_UP_SECONDS = 0.05
 Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -103,21 +108,39 @@ class Writer:
         self._queues: list[queue.Queue[Operation | None]] = [
             queue.Queue(settings.queue) for _ in range(settings.writers)
         ]
+        self._places = threading.Lock()
+        self._waiting: dict[str, tuple[int, int]] = {}  # population → its writer, and how many operations wait there
+        self._since = [math.inf] * settings.writers  # when each began with what it is doing; ∞ if with nothing
         self._threads = [
-            threading.Thread(target=self._run, args=(each,), name=f"writer-{number}", daemon=True)
-            for number, each in enumerate(self._queues)
+            threading.Thread(target=self._run, args=(number,), name=f"writer-{number}", daemon=True)
+            for number in range(settings.writers)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, operation: Operation) -> Future[Answer]:
         """Queue a decision; its future has the answer once that is durable."""
-        place = int.from_bytes(sha256(operation.population.encode()).digest()[:4]) % len(self._queues)
-        try:
-            self._queues[place].put_nowait(operation)
-        except queue.Full:
-            raise Problem("busy", "Too many decisions are waiting.") from None
+        with self._places:
+            place, waiting = self._waiting.get(operation.population) or (self._free_writer(), 0)
+            try:
+                self._queues[place].put_nowait(operation)
+            except queue.Full:
+                raise Problem("busy", "Too many decisions are waiting.") from None
+            self._waiting[operation.population] = place, waiting + 1
         return operation.future
+
+    def _free_writer(self) -> int:
+        """The first that is not held up; if all are, the one that began last."""
+        latest = monotonic() - _HELD_UP_SECONDS
+        free = (number for number, since in enumerate(self._since) if since >= latest)
+        return next(free, max(range(len(self._since)), key=lambda number: self._since[number]))
+
+    def _done(self, batch: Sequence[Operation]) -> None:
+        with self._places:
+            for operation in batch:
+                place, waiting = self._waiting.pop(operation.population)
+                if waiting > 1:
+                    self._waiting[operation.population] = place, waiting - 1
 
     def close(self) -> None:
         """Finish what is queued, then stop."""
@@ -126,8 +149,10 @@ class Writer:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, waiting: queue.Queue[Operation | None]) -> None:
+    def _run(self, number: int) -> None:
+        waiting = self._queues[number]
         while (first := waiting.get()) is not None:
+            self._since[number] = monotonic()
             batch = [first]
             while len(batch) < self._batch:
                 try:
@@ -139,6 +164,8 @@ class Writer:
                     return
                 batch.append(following)
             self._decide(batch)
+            self._done(batch)
+            self._since[number] = math.inf
 
     def _decide(self, batch: Sequence[Operation]) -> None:
         """All of them, in order; one that uses SQL by itself, since its failure would take the others along."""
