@@ -117,7 +117,7 @@ COMMANDS = {"run": run, "test": test, "bench": bench}
 
 # Apart, so that what the checks see does not depend on whether a benchmark has run before.
 CHECKS = Environment(".venv", "dev")
-BENCHMARKS = Environment(".venv-bench", "bench,trainers")
+BENCHMARKS = Environment(".venv-bench", "bench,service,trainers")
 
 
 # The checks

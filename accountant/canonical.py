@@ -57,7 +57,7 @@ def _spelled(value: object, levels: int) -> str:
     if kind is int and -MAX_INTEGER <= value <= MAX_INTEGER:  # type: ignore[operator]
         return str(value)
     if kind is float and math.isfinite(value):  # type: ignore[arg-type]
-        return _spelled_float(value)  # type: ignore[arg-type]
+        return _spelled_float(value)
     if value is None:
         return "null"
     if kind is bool:

@@ -145,7 +145,7 @@ class Chain:
         return _grown(self, append(self.link, body))
 
     def append_checked(self, body: bytes) -> Chain:
-        """The same for a caller who knows that these are the canonical bytes of an object: it just made or read them."""
+        """The same, by a caller who made or read these bytes just now: they are the canonical ones of an object."""
         return _grown(self, _next(self.link, body))
 
     @property

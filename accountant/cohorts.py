@@ -141,7 +141,7 @@ class _Form(ABC, Generic[Part]):
 
     def __init__(self) -> None:
         self.cohorts: dict[History, Part] = {}
-        self._holding: dict[str, dict[History, None]] = {}  # release → histories that hold it, in the cohorts' order
+        self.holding: dict[str, dict[History, None]] = {}  # release → histories that hold it, in the cohorts' order
         self._last: tuple[Scope, _Overlaps[Part]] | None = None  # what `found` said, until something changes
 
     def found(self, scope: Scope) -> _Overlaps[Part]:
@@ -177,7 +177,7 @@ class _Form(ABC, Generic[Part]):
         self._arrive((new, inside) for (_, new, _), (inside, _) in zip(moves, pieces, strict=True))
 
     def resolve(self, release: str, transition: Transition) -> None:
-        moves = [(old, transition(old)) for old in self._holding.get(release, ())]
+        moves = [(old, transition(old)) for old in self.holding.get(release, ())]
         self._last = None
         self._arrive([(new, self._leave(old)) for old, new in moves])
 
@@ -195,7 +195,7 @@ class _Form(ABC, Generic[Part]):
     def _enter(self, history: History) -> None:
         """A cohort is about to be made; it comes last in every order, as in a dict."""
         for hold in history.holds:
-            self._holding.setdefault(hold.release, {})[history] = None
+            self.holding.setdefault(hold.release, {})[history] = None
 
     def _put(self, history: History, part: Part) -> None:
         """The cohort has these members from now on."""
@@ -204,10 +204,10 @@ class _Form(ABC, Generic[Part]):
     def _leave(self, history: History) -> Part:
         """The cohort is no more."""
         for hold in history.holds:
-            holding = self._holding[hold.release]
+            holding = self.holding[hold.release]
             del holding[history]
             if not holding:
-                del self._holding[hold.release]
+                del self.holding[hold.release]
         return self.cohorts.pop(history)
 
 
@@ -340,7 +340,7 @@ class _Labels(_Form[list[int]]):
     def of(cls, bitmaps: _Bitmaps, size: int) -> _Labels:
         """The same cohorts, in the same order."""
         form, cohorts = cls(), bitmaps.cohorts
-        form._holding = bitmaps._holding
+        form.holding = bitmaps.holding
         form.cohorts = {history: [label] for label, history in enumerate(cohorts)}
         form._sizes = [len(members) for members in cohorts.values()]
         form._grow(0, size, label=0)

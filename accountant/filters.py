@@ -282,7 +282,7 @@ class Filter:
         if total.delta > self.limits.delta:
             return SATURATED
         # Every limit moves with ε one to one, so the excess at the best order is what ε lacks.
-        least = min(map(sub, total.rho, self.limits.rho))
+        least: int = min(map(sub, total.rho, self.limits.rho))
         if least > SATURATED // 2:  # perhaps at an order that is saturated, and then it is no number
             least = min(self._excess(total))
         return min(max(0, self.limits.rho[-1] + least), SATURATED)
@@ -313,7 +313,8 @@ class Filter:
         room = tuple(map(sub, self.limits.rho, total.rho))
 
         def left(units: int) -> int:  # at the best order; not below 0 exactly if so much may be released
-            return max(map(sub, room, [releases * each for each in self._pure(units).rho]))
+            best: int = max(map(sub, room, [releases * each for each in self._pure(units).rho]))
+            return best
 
         low, high = 0, self.limits.rho[-1] + 1
         spare, lack = left(low), left(high)

@@ -86,7 +86,7 @@ def create_app(parts: Parts) -> FastAPI:
         title="Stint", version="0.1.0", description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.parts = parts
-    for module in (populations, datapoints, releases, ledger, mechanisms, keys, system):
+    for module in (releases, populations, datapoints, ledger, mechanisms, keys, system):  # the busiest is found first
         app.include_router(module.router)
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(AccountantError, _answer_problem)

@@ -7,8 +7,10 @@ import logging
 import re
 import secrets
 import time
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
+import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -32,6 +34,11 @@ class Gatehouse:
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
         self._in_flight = 0
+        self._first, self._count = secrets.token_hex(6), count(1)
+
+    def _new_id(self) -> str:
+        """Of this process alone; nothing needs it to be hard to guess, and fresh chance would cost a system call."""
+        return f"{self._first}{next(self._count):08x}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,7 +46,7 @@ class Gatehouse:
             return
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        request_id = given if given and _REQUEST_ID.fullmatch(given) else self._new_id()
         scope.setdefault("state", {})["request_id"] = request_id
         started, status = time.perf_counter(), 0
 
@@ -108,7 +115,7 @@ def as_problem(failure: Exception) -> Problem:
     """What a request is told of a failure; what it was is in the log."""
     if isinstance(failure, Problem):
         return failure
-    if isinstance(failure, DBAPIError | PoolTimeout):
+    if isinstance(failure, DBAPIError | PoolTimeout | psycopg.Error):
         return Problem("unavailable", "The database cannot be reached, or took too long.")
     return Problem("internal", "Something went wrong that should not; nothing of the request was recorded.")
 

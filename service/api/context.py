@@ -59,7 +59,11 @@ def parts_of(request: Request) -> Parts:
     return parts
 
 
-Service = Annotated[Parts, Depends(parts_of)]
+async def _service(request: Request) -> Parts:  # FastAPI would give a plain function a thread, for every request
+    return parts_of(request)
+
+
+Service = Annotated[Parts, Depends(_service)]
 IdempotencyKey = Annotated[
     str | None,
     Header(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
@@ -41,6 +41,26 @@ _OWNER = text(
 )
 _BODY = text("SELECT entry.body FROM release JOIN entry USING (population_id, number) WHERE release.id = :id")
 _OWNERS_KEPT = 100_000
+
+
+class _Owners:
+    """The populations of the latest releases. A release never moves, so what is remembered stays true."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Parts, dict[str, str]] = WeakKeyDictionary()
+
+    def remembered(self, parts: Parts, release: str) -> str | None:
+        known = self._known.get(parts)
+        return None if known is None else known.get(release)
+
+    def remember(self, parts: Parts, release: str, population: str) -> None:
+        known = self._known.setdefault(parts, {})
+        if len(known) >= _OWNERS_KEPT:
+            known.clear()
+        known[release] = population
+
+
+_OWNERS = _Owners()
 
 
 def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
@@ -95,8 +115,9 @@ async def propose(
     proposal = await _read(new, parts, actor)
     if dry_run:
         return JSONResponse(await run_in_threadpool(_dry_run, parts, new.population, proposal))
-    operation = releases.propose(proposal)
-    return answered(await decide(request, parts, actor, new.population, operation, key))
+    answer = await decide(request, parts, actor, new.population, releases.propose(proposal), key)
+    _OWNERS.remember(parts, answer.document["id"], new.population)
+    return answered(answer)
 
 
 async def _read(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
@@ -172,7 +193,7 @@ async def commit(
     """What was held is spent. Sent again it changes nothing; after expiry it can only attach the artifact."""
     artifact = None if done.artifact is None else done.artifact.model_dump(exclude_none=True)
     canonical(artifact)
-    population = await run_in_threadpool(_owner, parts, release)
+    population = await _population_of(parts, release)
     operation = releases.commit(release=release, artifact=artifact)
     return answered(await decide(request, parts, actor, population, operation, key))
 
@@ -185,19 +206,22 @@ async def void(
 ) -> JSONResponse:
     """For a reason, which is recorded: the hold is gone, as if it had never been."""
     canonical(why.evidence)
-    population = await run_in_threadpool(_owner, parts, release)
+    population = await _population_of(parts, release)
     operation = releases.void(release=release, reason=why.reason, evidence=why.evidence)
     return answered(await decide(request, parts, actor, population, operation, key))
 
 
+async def _population_of(parts: Parts, release: str) -> str:
+    known = _OWNERS.remembered(parts, release)
+    return await run_in_threadpool(_owner, parts, release) if known is None else known
+
+
 def _owner(parts: Parts, release: str) -> str:
-    return _owner_of(parts, release)
-
-
-@lru_cache(maxsize=_OWNERS_KEPT)  # a release never moves
-def _owner_of(parts: Parts, release: str) -> str:
+    if (known := _OWNERS.remembered(parts, release)) is not None:
+        return known
     with parts.database.transaction() as connection:
         name = connection.execute(_OWNER, {"id": release}).scalar_one_or_none()
     if name is None:
         raise NotFound("release", release)
+    _OWNERS.remember(parts, release, str(name))
     return str(name)

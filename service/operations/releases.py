@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from accountant import sealed
@@ -32,11 +33,16 @@ _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 DECLARATIONS: Final = ("label_space", "state", "tuning", "pretraining")
 MAX_ADVICE_EVENTS: Final = 20
 MAX_ENGINE_LEAVES: Final = 100_000
+_FIRST, _COUNT = secrets.randbits(80), count()
 
 
 def new_id(prefix: str, at: datetime) -> str:
-    """A name that sorts by time: 48 bits of milliseconds and 80 of chance, in base 32 (a ULID)."""
-    number = int(at.timestamp() * 1000) << 80 | secrets.randbits(80)
+    """A name that sorts by time: 48 bits of milliseconds and 80 of chance, in base 32 (a ULID).
+
+    Chance is asked for once per process, and counted on from there: a system call per name would cost a writer its
+    turn. Names are not secrets; they only must differ.
+    """
+    number = int(at.timestamp() * 1000) << 80 | (_FIRST + next(_COUNT)) % 2**80
     return prefix + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
 
 

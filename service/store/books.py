@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, text
 
@@ -16,7 +16,7 @@ from accountant.book import Book
 from service.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from service.store.database import Database
 
@@ -25,7 +25,8 @@ _ENTRIES = text(
     "SELECT body FROM entry WHERE population_id = :id AND number > :after AND number <= :upto "
     "ORDER BY number LIMIT 1000"
 )
-_LOCK = text("SELECT id, name, number FROM population WHERE name = ANY(:names) ORDER BY id FOR UPDATE")
+#: Locks populations for a decision, always in the same order.
+LOCK: Final = "SELECT id, name, number FROM population WHERE name = ANY(%(names)s) ORDER BY id FOR UPDATE"
 
 
 class Slot:
@@ -87,13 +88,12 @@ class Books:
             yield book
 
 
-def lock(connection: Connection, slots: Sequence[Slot]) -> dict[str, Book]:
-    """Lock these populations for a decision, always in the same order, and bring their books up to date."""
-    rows = connection.execute(_LOCK, {"names": [slot.name for slot in slots]}).all()
+def opened(connection: Connection, slots: Sequence[Slot], rows: Iterable[tuple[int, str, int]]) -> dict[str, Book]:
+    """The books of populations that `LOCK` has locked and answered with these rows, brought up to date."""
     by_name = {slot.name: slot for slot in slots}
     books: dict[str, Book] = {}
-    for row in rows:
-        slot = by_name[row.name]
-        slot.id = row.id
-        books[row.name] = slot.catch_up(connection, row.number)
+    for identity, name, number in rows:
+        slot = by_name[name]
+        slot.id = identity
+        books[name] = slot.catch_up(connection, number)
     return books

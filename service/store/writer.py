@@ -2,7 +2,9 @@
 
 An operation decides on an open book and returns bodies; it runs no SQL unless it says so. The writer locks the
 populations of a batch, runs its operations in order, appends what they return, writes all of it, and answers once it is
-durable. A population always has the same writer, so its requests wait for each other here and not in the database.
+durable. A population has the same writer as long as anything of it waits, so its requests wait for each other here and
+not in the database. All populations share the first writer, and with it transactions, until a decision takes long:
+then those that come go to the next.
 
 If anything fails, nothing of the batch happened: the books are read again from the log, and each operation gets a
 transaction of its own. Only when the commit itself failed is the outcome unknown; then nobody retries but the caller,
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import threading
 from collections import Counter
@@ -21,9 +24,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from sqlalchemy import Connection, text
+import psycopg
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from accountant.chain import Link
@@ -31,7 +36,7 @@ from service.errors import NotFound, Problem
 from service.store import books
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from accountant.book import Body, Book
     from accountant.ledger import Held
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
     from service.store.database import Database
 
 _log = logging.getLogger(__name__)
+_HELD_UP_SECONDS = 0.05
+Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +83,7 @@ class Idempotency:
 
     def answered(self, connection: Connection) -> Answer | None:
         """What was answered under this name before, if it was the same request."""
-        return self.same(_known_answers(connection, [self.id]))
+        return self.same(_known(_driver(connection).execute(_SELECT_ANSWERS, {"ids": [self.id]})))
 
     def same(self, known: Mapping[bytes, tuple[bytes, Answer]]) -> Answer | None:
         """The answer among those known; another request under the same name is refused."""
@@ -89,7 +96,7 @@ class Idempotency:
 
     def remember(self, connection: Connection, answer: Answer, at: datetime) -> None:
         """Keep an answer for ever."""
-        _keep(connection, [(self, answer)], at)
+        _keep(_driver(connection), [(self, answer)], at)
 
 
 class Decide(Protocol):
@@ -118,21 +125,39 @@ class Writer:
         self._queues: list[queue.Queue[Operation | None]] = [
             queue.Queue(settings.queue) for _ in range(settings.writers)
         ]
+        self._places = threading.Lock()
+        self._waiting: dict[str, tuple[int, int]] = {}  # population → its writer, and how many operations wait there
+        self._since = [math.inf] * settings.writers  # when each began with what it is doing; ∞ if with nothing
         self._threads = [
-            threading.Thread(target=self._run, args=(each,), name=f"writer-{number}", daemon=True)
-            for number, each in enumerate(self._queues)
+            threading.Thread(target=self._run, args=(number,), name=f"writer-{number}", daemon=True)
+            for number in range(settings.writers)
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, operation: Operation) -> Future[Answer]:
         """Queue a decision; its future has the answer once that is durable."""
-        place = int.from_bytes(sha256(operation.population.encode()).digest()[:4]) % len(self._queues)
-        try:
-            self._queues[place].put_nowait(operation)
-        except queue.Full:
-            raise Problem("busy", "Too many decisions are waiting.") from None
+        with self._places:
+            place, waiting = self._waiting.get(operation.population) or (self._free_writer(), 0)
+            try:
+                self._queues[place].put_nowait(operation)
+            except queue.Full:
+                raise Problem("busy", "Too many decisions are waiting.") from None
+            self._waiting[operation.population] = place, waiting + 1
         return operation.future
+
+    def _free_writer(self) -> int:
+        """The first that is not held up; if all are, the one that began last."""
+        latest = monotonic() - _HELD_UP_SECONDS
+        free = (number for number, since in enumerate(self._since) if since >= latest)
+        return next(free, max(range(len(self._since)), key=lambda number: self._since[number]))
+
+    def _done(self, batch: Sequence[Operation]) -> None:
+        with self._places:
+            for operation in batch:
+                place, waiting = self._waiting.pop(operation.population)
+                if waiting > 1:
+                    self._waiting[operation.population] = place, waiting - 1
 
     def close(self) -> None:
         """Finish what is queued, then stop."""
@@ -141,8 +166,10 @@ class Writer:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, waiting: queue.Queue[Operation | None]) -> None:
+    def _run(self, number: int) -> None:
+        waiting = self._queues[number]
         while (first := waiting.get()) is not None:
+            self._since[number] = monotonic()
             batch = [first]
             while len(batch) < self._batch:
                 try:
@@ -154,6 +181,8 @@ class Writer:
                     return
                 batch.append(following)
             self._decide(batch)
+            self._done(batch)
+            self._since[number] = math.inf
 
     def _decide(self, batch: Sequence[Operation]) -> None:
         """All of them, in order; one that uses SQL by itself, since its failure would take the others along.
@@ -207,15 +236,21 @@ class Writer:
     def _answers(
         self, connection: Connection, batch: Sequence[Operation], slots: Sequence[books.Slot]
     ) -> list[Answer | Exception]:
-        opened = books.lock(connection, slots)
-        known = _known(connection, batch)
+        connection.begin()
+        raw = _driver(connection)
+        wanted = [operation.idempotency.id for operation in batch if operation.idempotency is not None]
+        with raw.pipeline():  # one round trip
+            locked = raw.execute(books.LOCK, {"names": [slot.name for slot in slots]})
+            answered = raw.execute(_SELECT_ANSWERS, {"ids": wanted}) if wanted else None
+        opened = books.opened(connection, slots, locked)
+        known = {} if answered is None else _known(answered)
         at = datetime.now(UTC)
         page = _Page(at=at)
         answers: list[Answer | Exception] = []
         for operation in batch:
             try:
                 decided = _decided(connection, operation, opened, known, at)
-            except DBAPIError:
+            except (DBAPIError, psycopg.Error):
                 raise  # the transaction is spoiled
             except Exception as problem:  # noqa: BLE001 - one caller's fault is not the others'
                 answers.append(problem)
@@ -228,7 +263,7 @@ class Writer:
                     known[key.id] = (key.digest, decided)
                     page.remember(key, decided)
             answers.append(decided)
-        page.write(connection, {slot.name: slot.id for slot in slots}, opened)
+        page.write(raw, {slot.name: slot.id for slot in slots}, opened)
         for kind, count in page.kinds.items():
             self._metrics.decisions.labels(kind).inc(count)
         return answers
@@ -282,8 +317,12 @@ class _Page:
         """Keep an answer for ever."""
         self._answers.append((key, answer))
 
-    def write(self, connection: Connection, ids: dict[str, int], opened: dict[str, Book]) -> None:
-        """All of it, in as few statements as there are tables."""
+    def write(self, raw: Raw, ids: dict[str, int], opened: dict[str, Book]) -> None:
+        """All of it, in as few statements as there are tables, and one round trip."""
+        with raw.pipeline():
+            self._write(raw, ids, opened)
+
+    def _write(self, connection: Raw, ids: dict[str, int], opened: dict[str, Book]) -> None:
         if self._entries:
             names, links, kinds, releases, bodies = zip(*self._entries, strict=True)
             populations = [ids[name] for name in names]
@@ -329,19 +368,21 @@ class _Page:
             _keep(connection, self._answers, self.at)
 
 
-def _known(connection: Connection, batch: Sequence[Operation]) -> dict[bytes, tuple[bytes, Answer]]:
-    wanted = [operation.idempotency.id for operation in batch if operation.idempotency is not None]
-    return _known_answers(connection, wanted) if wanted else {}
+def _driver(connection: Connection) -> Raw:
+    """The driver's own connection, in the same transaction: SQLAlchemy has no pipelines."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw
 
 
-def _known_answers(connection: Connection, wanted: Sequence[bytes]) -> dict[bytes, tuple[bytes, Answer]]:
-    rows = connection.execute(_SELECT_ANSWERS, {"ids": list(wanted)}).all()
+def _known(rows: Iterable[tuple[bytes, bytes, int, bytes]]) -> dict[bytes, tuple[bytes, Answer]]:
     return {
-        bytes(row.id): (bytes(row.digest), Answer(status=row.status, document=json.loads(row.response))) for row in rows
+        bytes(name): (bytes(digest), Answer(status=status, document=json.loads(response)))
+        for name, digest, status, response in rows
     }
 
 
-def _keep(connection: Connection, answers: Sequence[tuple[Idempotency, Answer]], at: datetime) -> None:
+def _keep(connection: Raw, answers: Sequence[tuple[Idempotency, Answer]], at: datetime) -> None:
     connection.execute(
         _INSERT_ANSWERS,
         {
@@ -357,28 +398,30 @@ def stamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-_INSERT_ENTRIES = text(
+_INSERT_ENTRIES = (
     "INSERT INTO entry (population_id, number, previous, hash, kind, release, at, body) "
-    "SELECT p, n, v, h, k, r, CAST(:at AS timestamptz), b FROM unnest(CAST(:populations AS bigint[]), "
-    "CAST(:numbers AS bigint[]), CAST(:previous AS bytea[]), CAST(:hashes AS bytea[]), CAST(:kinds AS text[]), "
-    "CAST(:releases AS text[]), CAST(:bodies AS bytea[])) AS new (p, n, v, h, k, r, b)"
+    "SELECT p, n, v, h, k, r, CAST(%(at)s AS timestamptz), b FROM unnest(CAST(%(populations)s AS bigint[]), "
+    "CAST(%(numbers)s AS bigint[]), CAST(%(previous)s AS bytea[]), CAST(%(hashes)s AS bytea[]), "
+    "CAST(%(kinds)s AS text[]), CAST(%(releases)s AS text[]), CAST(%(bodies)s AS bytea[])) AS new (p, n, v, h, k, r, b)"
 )
-_INSERT_RELEASES = text(
-    "INSERT INTO release (id, population_id, number, at) SELECT i, p, n, CAST(:at AS timestamptz) "
-    "FROM unnest(CAST(:ids AS text[]), CAST(:populations AS bigint[]), CAST(:numbers AS bigint[])) AS new (i, p, n)"
+_INSERT_RELEASES = (
+    "INSERT INTO release (id, population_id, number, at) SELECT i, p, n, CAST(%(at)s AS timestamptz) "
+    "FROM unnest(CAST(%(ids)s AS text[]), CAST(%(populations)s AS bigint[]), CAST(%(numbers)s AS bigint[])) "
+    "AS new (i, p, n)"
 )
-_UPDATE_HEADS = text(
-    "UPDATE population SET number = n, hash = h, root = r FROM unnest(CAST(:ids AS bigint[]), "
-    "CAST(:numbers AS bigint[]), CAST(:hashes AS bytea[]), CAST(:roots AS bytea[])) AS new (i, n, h, r) WHERE id = i"
+_UPDATE_HEADS = (
+    "UPDATE population SET number = n, hash = h, root = r FROM unnest(CAST(%(ids)s AS bigint[]), "
+    "CAST(%(numbers)s AS bigint[]), CAST(%(hashes)s AS bytea[]), CAST(%(roots)s AS bytea[])) "
+    "AS new (i, n, h, r) WHERE id = i"
 )
-_INSERT_HOLDS = text(
-    "INSERT INTO hold (release, population_id, expires_at) SELECT * FROM unnest(CAST(:releases AS text[]), "
-    "CAST(:populations AS bigint[]), CAST(:expiries AS timestamptz[]))"
+_INSERT_HOLDS = (
+    "INSERT INTO hold (release, population_id, expires_at) SELECT * FROM unnest(CAST(%(releases)s AS text[]), "
+    "CAST(%(populations)s AS bigint[]), CAST(%(expiries)s AS timestamptz[]))"
 )
-_DELETE_HOLDS = text("DELETE FROM hold WHERE release = ANY(:releases)")
-_INSERT_ANSWERS = text(
-    "INSERT INTO idempotency (id, digest, status, response, at) SELECT i, d, s, r, CAST(:at AS timestamptz) "
-    "FROM unnest(CAST(:ids AS bytea[]), CAST(:digests AS bytea[]), CAST(:statuses AS integer[]), "
-    "CAST(:responses AS bytea[])) AS new (i, d, s, r)"
+_DELETE_HOLDS = "DELETE FROM hold WHERE release = ANY(%(releases)s)"
+_INSERT_ANSWERS = (
+    "INSERT INTO idempotency (id, digest, status, response, at) SELECT i, d, s, r, CAST(%(at)s AS timestamptz) "
+    "FROM unnest(CAST(%(ids)s AS bytea[]), CAST(%(digests)s AS bytea[]), CAST(%(statuses)s AS integer[]), "
+    "CAST(%(responses)s AS bytea[])) AS new (i, d, s, r)"
 )
-_SELECT_ANSWERS = text("SELECT id, digest, status, response FROM idempotency WHERE id = ANY(:ids)")
+_SELECT_ANSWERS = "SELECT id, digest, status, response FROM idempotency WHERE id = ANY(%(ids)s)"

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pytest
+import rfc8785
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -793,3 +794,20 @@ def test_each_population_is_in_a_checkpoint_once() -> None:
             replace(head, **wrong)
     with pytest.raises(InvalidInput, match="root: expected"):
         Checkpoint(at="noon", root=b"", size=0)
+
+
+anything = st.text(st.characters(exclude_categories=[]))
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | anything,
+    lambda inner: st.lists(inner) | st.dictionaries(anything, inner),
+    max_leaves=12,
+)
+
+
+@given(plain)
+def test_the_short_spelling_is_the_library_s(document: Any) -> None:
+    try:
+        written = canonical(document)
+    except InvalidDocument:
+        return
+    assert written == rfc8785.dumps(document)

@@ -242,6 +242,15 @@ class CohortsAgainstDatapoints(RuleBasedStateMachine):
         assert bitmaps._scattered == sum(map(module._scattered, bitmaps.cohorts.values()))
         if isinstance(changing, module._Bitmaps):
             assert bitmaps._scattered == changing._scattered
+        for form in (bitmaps, labels, changing):
+            holding: dict[str, list[History]] = {}
+            for history in form.cohorts:
+                for hold in history.holds:
+                    holding.setdefault(hold.release, []).append(history)
+            assert {release: list(found) for release, found in form.holding.items()} == holding
+        for ordinal in range(0, self.size, 7):
+            near = [history for history, members in bitmaps.items() if members.min() <= ordinal <= members.max()]
+            assert bitmaps._index.between(ordinal, ordinal) == near
         assert isinstance(labels, module._Labels)
         in_use = sorted(label for part in labels.cohorts.values() for label in part)
         assert in_use == list(range(len(labels._sizes)))

@@ -21,7 +21,7 @@ from accountant.events import (
     Repeated,
 )
 from accountant.filters import ORDERS, Cost, Filter, Preset
-from accountant.units import RHO_UNITS_PER_NAT
+from accountant.units import RHO_UNITS_PER_NAT, SATURATED
 
 PRESETS: list[Preset] = ["mixed", "gaussian", "pure"]
 budgets = st.builds(
@@ -254,3 +254,62 @@ def test_an_explanation_says_which_order_binds_and_by_how_much() -> None:
     assert str(parts) == "the approximate parts are over their share of δ by 1e-06"
     fine = budget.explain(price(budget, PureDP(epsilon=0.25)))
     assert str(fine) == "order ∞ (the sum of pure ε) has 0.75 nats to spare"
+
+
+# The short ways are the long ways
+
+
+amounts = st.one_of(st.integers(0, 2 * 10**13), st.sampled_from([0, SATURATED - 1, SATURATED]))
+costs = st.builds(
+    lambda rho, delta: Cost(rho=tuple(rho), delta=delta),
+    st.lists(amounts, min_size=len(ORDERS) + 1, max_size=len(ORDERS) + 1),
+    st.one_of(st.integers(0, 10**24), st.just(SATURATED)),
+)
+MIXED = Filter.of(epsilon=8.0, delta=1e-6)
+
+
+@given(st.lists(costs, min_size=1, max_size=6))
+def test_sums_saturate_in_any_grouping(parts: list[Cost]) -> None:
+    by_hand = Cost(
+        rho=tuple(min(sum(column), SATURATED) for column in zip(*(part.rho for part in parts), strict=True)),
+        delta=min(sum(part.delta for part in parts), SATURATED),
+    )
+    assert Cost.sum(parts) == sum(parts, MIXED.nothing) == by_hand
+
+
+@given(st.lists(costs, max_size=6), costs)
+def test_who_is_admitted_is_who_the_sum_admits(totals: list[Cost], cost: Cost) -> None:
+    assert MIXED.admitted(totals, cost) == [total for total in totals if MIXED.admits(total + cost)]
+
+
+@given(costs)
+def test_a_reading_is_the_least_excess(total: Cost) -> None:
+    excess = min(
+        SATURATED if used == SATURATED else used - limit
+        for used, limit in zip(total.rho, MIXED.limits.rho, strict=True)
+    )
+    expected = min(max(0, MIXED.limits.rho[-1] + excess), SATURATED) if total.delta <= MIXED.limits.delta else SATURATED
+    assert MIXED._meter_units(total) == (0 if total == MIXED.nothing else expected)
+
+
+def test_costs_of_different_orders_do_not_meet() -> None:
+    one, other = MIXED.nothing, Filter.of(epsilon=1.0, delta=0.0, preset="pure").nothing
+    for meet in (lambda: one + other, lambda: Cost.sum([one, other]), lambda: MIXED.admits(other)):
+        with pytest.raises(ValueError, match="orders"):
+            meet()
+
+
+@given(budgets, st.lists(events, max_size=4), st.integers(1, 5))
+def test_the_largest_pure_release_is_found_by_halving_too(budget: Filter, life: list[Event], releases: int) -> None:
+    total = sum((price(budget, event) for event in life), budget.nothing)
+
+    def fits(units: int) -> bool:
+        return budget.admits_pure(total, units, releases=releases)
+
+    low, high = 0, budget.limits.rho[-1] + 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    assert budget.largest_pure(total, releases=releases) == low

@@ -184,3 +184,11 @@ def test_whole_numbers_are_taken_at_both_ends(value: Any) -> None:
 def test_other_whole_numbers_are_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match="argument: expected a whole number from 2 to 10"):
         whole("argument", value, least=2, most=10)
+
+
+@given(st.one_of(st.integers(-(10**16), 10**16), st.integers(0, 10**39)))
+def test_nats_are_the_nearest_decimal_on_the_right_side(units: int) -> None:
+    nearest = units / RHO_UNITS_PER_NAT
+    decimal = exact(nearest) * RHO_UNITS_PER_NAT
+    assert nats_up(units) == (nearest if decimal >= units else math.nextafter(nearest, math.inf))
+    assert nats_down(units) == (nearest if decimal <= units else math.nextafter(nearest, -math.inf))
