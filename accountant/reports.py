@@ -175,6 +175,8 @@ def _kernel(grid: prv.Grid, kept: int) -> _Kernel:
     frequency = np.arange(kept) * (2 * math.pi / grid.points)
     share = np.full(kept, 2 / grid.points)
     share[0] /= 2
+    if 2 * (kept - 1) == grid.points:
+        share[-1] /= 2  # of all frequencies, the highest is its own mirror image too
     both = [
         share * -math.expm1(-rate * grid.width) / (1 - np.exp(-rate * grid.mesh + 1j * frequency))
         for rate in (grid.tilt, grid.tilt + 1)
