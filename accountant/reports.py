@@ -216,7 +216,7 @@ class Sketch(NamedTuple):
 
     def _delta(self, epsilon: float) -> float:
         grid, law, kernel = self.grid, self.law, _kernel(self.grid, self.law.kept)
-        epsilon = max(0.0, epsilon - law.correction)
+        epsilon -= law.correction  # below 0 if need be: the law has losses there, too
         first = math.floor(epsilon / grid.mesh) + 1
         beyond = first * grid.mesh - epsilon
         turned = np.exp(kernel.turns * (first % grid.points))
