@@ -175,6 +175,8 @@ def _kernel(grid: prv.Grid, kept: int) -> _Kernel:
     frequency = np.arange(kept) * (2 * math.pi / grid.points)
     share = np.full(kept, 2 / grid.points)
     share[0] /= 2
+    if 2 * (kept - 1) == grid.points:
+        share[-1] /= 2  # of all frequencies, the highest is its own mirror image too
     both = [
         share * -math.expm1(-rate * grid.width) / (1 - np.exp(-rate * grid.mesh + 1j * frequency))
         for rate in (grid.tilt, grid.tilt + 1)
@@ -214,7 +216,7 @@ class Sketch(NamedTuple):
 
     def _delta(self, epsilon: float) -> float:
         grid, law, kernel = self.grid, self.law, _kernel(self.grid, self.law.kept)
-        epsilon = max(0.0, epsilon - law.correction)
+        epsilon -= law.correction  # below 0 if need be: the law has losses there, too
         first = math.floor(epsilon / grid.mesh) + 1
         beyond = first * grid.mesh - epsilon
         turned = np.exp(kernel.turns * (first % grid.points))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant import reports
-from accountant.engines import prv
+from accountant.engines import account, prv
 from accountant.engines.closed_form import gaussian_delta
 from accountant.errors import InvalidInput
 from accountant.events import (
@@ -109,6 +109,23 @@ def test_a_sketch_never_tells_less_than_the_truth(history: list[Event], epsilon:
         assert prv.bracket(event, delta=delta, adjacency=adjacency).lower <= epsilon
 
 
+@pytest.mark.parametrize("epsilon", [0.12, 0.26, 0.52, 0.62, 1.07, 1.28, 2.19, 2.62])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+def test_a_sketch_of_all_frequencies_is_above_the_formula_and_close_to_it(epsilon: float, delta: float) -> None:
+    """A grid can be so short that none of its frequencies is left out."""
+    report = Report.of(PureDP(epsilon=epsilon), delta=delta)
+    truth = account(PureDP(epsilon=epsilon), delta=delta)
+    assert report.history is not None
+    grid, law = report.history.grid, report.history.law
+    assert truth.lower <= report.epsilon <= truth.upper + 1.1 * grid.mesh  # an atom may move by a whole mesh
+    assert law.kept == grid.points // 2 + 1
+    high = 1 / (1 + math.exp(-epsilon))
+    for share in (0.0, 0.03, 0.2, 0.5, 0.77, 0.9):
+        sketched = Sketch(grid, law, 0.0).delta(share * epsilon)
+        true = high * -math.expm1((share - 1) * epsilon)
+        assert true <= sketched <= true * 1.05 + 1e-3, share
+
+
 @pytest.mark.parametrize("kept", [2, 4, 8, 16, 32])
 def test_however_few_frequencies_are_kept_delta_is_not_below_that_of_all(kept: int) -> None:
     history = Report.of(dp_sgd(0.01, 1.0, 200), delta=1e-5).history
@@ -153,6 +170,19 @@ def test_a_history_without_pairs_is_reported_by_its_curve() -> None:
     assert with_zcdp.plus(Gaussian(noise_multiplier=10.0)).epsilon > with_zcdp.epsilon
     assert report.plus(NonPrivate()).epsilon == math.inf
     assert report.plus(ApproxDP(epsilon=0.1, delta=1e-4)).epsilon == math.inf
+
+
+@pytest.mark.parametrize("start", [dp_sgd(0.01, 1.0, 1000), PureDP(epsilon=1.0)], ids=["sketch", "on_grid"])
+def test_what_gives_everything_away_adds_up(start: Event) -> None:
+    """Four releases use up most of δ; then the rest of ε is that at what is left."""
+    box = ApproxDP(epsilon=0.05, delta=2e-6)
+    report = in_turn([start, box, box, box, box], delta=1e-5, adjacency="add_remove")
+    assert isinstance(report.history, Sketch) == (start != PureDP(epsilon=1.0))
+    truth = prv.bracket(Composed(events=(start, Repeated(times=4, event=box))), delta=1e-5, adjacency="add_remove")
+    assert truth.lower <= report.epsilon <= truth.upper * 1.002 + 1e-3
+    assert report.plus(box).plus(box).epsilon == math.inf
+    if isinstance(report.history, Sketch):
+        assert report.history.delta(50.0) >= -math.expm1(4 * math.log1p(-2e-6)) * (1 - 1e-12)
 
 
 def test_nothing_costs_nothing() -> None:
