@@ -94,6 +94,14 @@ Auditor = Annotated[Actor, requires("auditor", "officer")]
 Admin = Annotated[Actor, requires("admin")]
 
 
+async def named(request: Request, actor: Actor, key: str | None, *, suffix: str = "") -> Idempotency | None:
+    """The caller's name for a request, if it has one, with the digest of what is asked."""
+    if key is None:
+        return None
+    asked = f"{request.method} {request.url.path}{suffix}\n".encode() + await request.body()
+    return Idempotency.of(actor=actor.id, key=key + suffix, request=asked)
+
+
 async def decide(
     request: Request,
     parts: Parts,
@@ -106,10 +114,7 @@ async def decide(
     suffix: str = "",
 ) -> Answer:
     """Queue an operation, and wait until its outcome is durable."""
-    idempotency = None
-    if key is not None:
-        asked = f"{request.method} {request.url.path}{suffix}\n".encode() + await request.body()
-        idempotency = Idempotency.of(actor=actor.id, key=key + suffix, request=asked)
+    idempotency = await named(request, actor, key, suffix=suffix)
     future = parts.writer.submit(
         Operation(population=population, actor=actor.id, decide=operation, idempotency=idempotency, uses_sql=uses_sql)
     )

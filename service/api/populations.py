@@ -22,6 +22,7 @@ from service.api.context import (
     cursor_of,
     decide,
     name_from,
+    named,
     number_from,
     problems,
 )
@@ -39,8 +40,15 @@ def filter_of(budget: Budget) -> Filter:
     return Filter.of(epsilon=budget.epsilon, delta=budget.delta, preset=budget.preset, delta_parts=budget.delta_parts)
 
 
-@router.post("", status_code=201, responses=problems("conflict"), summary="Promise something to a new population")
-def create(new: NewPopulation, parts: Service, actor: Officer) -> dict[str, Any]:
+@router.post(
+    "",
+    status_code=201,
+    responses=problems("conflict", "key-reused"),
+    summary="Promise something to a new population",
+)
+async def create(
+    new: NewPopulation, request: Request, parts: Service, actor: Officer, key: IdempotencyKey = None
+) -> JSONResponse:
     """The promise is for ever: ε and δ can only be lowered, and unit, adjacency and filter never change."""
     body = ledger_book.created(
         population=new.name,
@@ -54,7 +62,10 @@ def create(new: NewPopulation, parts: Service, actor: Officer) -> dict[str, Any]
         accepts=new.accepts,
         named_scopes=new.named_scopes,
     )
-    return populations.create(parts.database, body, actor=actor.id)
+    idempotency = await named(request, actor, key)
+    return answered(
+        await run_in_threadpool(populations.create, parts.database, body, actor=actor.id, idempotency=idempotency)
+    )
 
 
 @router.get("", responses=problems(), summary="All populations")

@@ -14,7 +14,7 @@ from accountant.filters import Filter
 from accountant.guarantees import Guarantee
 from service.errors import Problem
 from service.operations import readings
-from service.store.writer import Decide, Outcome, stamp
+from service.store.writer import Answer, Decide, Idempotency, Outcome, given_before, remember, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,21 +36,29 @@ _INSERT_ENTRY = text(
 )
 
 
-def create(database: Database, body: Body, *, actor: str) -> dict[str, Any]:
-    """A population with its promise, which is its first entry."""
+def create(database: Database, body: Body, *, actor: str, idempotency: Idempotency | None = None) -> Answer:
+    """A population with its promise, which is its first entry; repeated under its key, the same answer."""
     at = datetime.now(UTC)
     spelled = ledger_book.spell(body, at=stamp(at), actor=actor)
     book = Book.of(spelled)
     head = book.chain.head
+    answer = Answer(status=201, document=shown(book))
     try:
         with database.transaction() as connection:
+            if (given := given_before(connection, idempotency)) is not None:
+                return given
             new = {"name": book.name, "hash": head.hash, "root": head.root, "at": at}
             identity = connection.execute(_INSERT, new).scalar_one()
             first = {"id": identity, "previous": book.chain.link.previous, "hash": head.hash, "at": at, "body": spelled}
             connection.execute(_INSERT_ENTRY, first)
+            if idempotency is not None:
+                remember(connection, idempotency, answer, at)
     except IntegrityError:
+        with database.transaction() as connection:  # whoever was first may have been the same request
+            if (given := given_before(connection, idempotency)) is not None:
+                return given
         raise Problem("conflict", f"There is a population {book.name!r} already.", "name") from None
-    return shown(book)
+    return answer
 
 
 def shown(book: Book) -> dict[str, Any]:

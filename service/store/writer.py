@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from service.store.database import Database
 
 _log = logging.getLogger(__name__)
+_REUSED = "This Idempotency-Key was sent before with another request."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +227,7 @@ def _decided(
     if key is not None and key.id in known:
         digest, answer = known[key.id]
         if digest != key.digest:
-            raise Problem("key-reused", "This Idempotency-Key was sent before with another request.")
+            raise Problem("key-reused", _REUSED)
         return Answer(status=answer.status, document=answer.document, replayed=True)
     book = opened.get(operation.population)
     if book is None:
@@ -329,6 +330,29 @@ def _known(connection: Connection, batch: Sequence[Operation]) -> dict[bytes, tu
     return {
         bytes(row.id): (bytes(row.digest), Answer(status=row.status, document=json.loads(row.response))) for row in rows
     }
+
+
+def given_before(connection: Connection, key: Idempotency | None) -> Answer | None:
+    """The answer to a request that was sent before under this key."""
+    if key is None:
+        return None
+    row = connection.execute(_SELECT_ANSWERS, {"ids": [key.id]}).one_or_none()
+    if row is None:
+        return None
+    if bytes(row.digest) != key.digest:
+        raise Problem("key-reused", _REUSED)
+    return Answer(status=row.status, document=json.loads(row.response), replayed=True)
+
+
+def remember(connection: Connection, key: Idempotency, answer: Answer, at: datetime) -> None:
+    """Keep an answer for ever."""
+    connection.execute(
+        _INSERT_ANSWERS,
+        {
+            "ids": [key.id], "digests": [key.digest], "statuses": [answer.status],
+            "responses": [json.dumps(answer.document).encode()], "at": at,
+        },
+    )  # fmt: skip
 
 
 def stamp(at: datetime) -> str:
