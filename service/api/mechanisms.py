@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,6 +23,18 @@ from service.schemas import CalibrationRequest, LabelSplitRequest, Price, WhatIf
 from trainers.catalog import CATALOG, Mechanism
 
 router = APIRouter(prefix="/v1", tags=["mechanisms"])
+_calculating = threading.BoundedSemaphore(2)  # a search may take a minute; decisions need the rest of the machine
+
+
+@contextmanager
+def _in_turn() -> Iterator[None]:
+    """At most two searches at a time; whoever comes third is told to come back."""
+    if not _calculating.acquire(blocking=False):
+        raise Problem("busy", "Other calculations are under way.")
+    try:
+        yield
+    finally:
+        _calculating.release()
 
 
 def _shown(mechanism: Mechanism) -> dict[str, Any]:
@@ -60,7 +75,8 @@ def price(name: str, asked: Price, _actor: Anyone) -> dict[str, Any]:
     mechanism = _find(name)
     quoted = mechanism.quote(asked.parameters, adjacency=asked.adjacency)
     event = Composed(events=tuple(each.event for each in quoted.charges))
-    found = account(event, delta=asked.delta, adjacency=asked.adjacency)
+    with _in_turn():
+        found = account(event, delta=asked.delta, adjacency=asked.adjacency)
     return {
         "mechanism": name,
         "adjacency": asked.adjacency,
@@ -78,13 +94,14 @@ def price(name: str, asked: Price, _actor: Anyone) -> dict[str, Any]:
 def calibrate(asked: CalibrationRequest, _actor: Anyone) -> dict[str, Any]:
     """For so many DP-SGD steps, rounded to the private side."""
     try:
-        noise = calibrate_noise_multiplier(
-            epsilon=asked.epsilon,
-            delta=asked.delta,
-            sampling_probability=asked.sampling_probability,
-            steps=asked.steps,
-            adjacency=asked.adjacency,
-        )
+        with _in_turn():
+            noise = calibrate_noise_multiplier(
+                epsilon=asked.epsilon,
+                delta=asked.delta,
+                sampling_probability=asked.sampling_probability,
+                steps=asked.steps,
+                adjacency=asked.adjacency,
+            )
     except Unattainable as problem:
         raise Problem("invalid", str(problem), "epsilon") from None
     return {"noise_multiplier": float(noise), **asked.model_dump()}

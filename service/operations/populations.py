@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from psycopg.errors import UniqueViolation
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
@@ -42,6 +43,7 @@ def create(database: Database, body: Body, *, actor: str, idempotency: Idempoten
     spelled = ledger_book.spell(body, at=stamp(at), actor=actor)
     book = Book.of(spelled)
     head = book.chain.head
+    answer = Answer(status=201, document=shown(book))
     try:
         with database.transaction() as connection:
             if idempotency is not None and (known := idempotency.answered(connection)) is not None:
@@ -50,10 +52,12 @@ def create(database: Database, body: Body, *, actor: str, idempotency: Idempoten
             identity = connection.execute(_INSERT, new).scalar_one()
             first = {"id": identity, "previous": book.chain.link.previous, "hash": head.hash, "at": at, "body": spelled}
             connection.execute(_INSERT_ENTRY, first)
-            answer = Answer(status=201, document=shown(book))
             if idempotency is not None:
                 idempotency.remember(connection, answer, at)
-    except IntegrityError:
+    except (IntegrityError, UniqueViolation):
+        with database.transaction() as connection:  # whoever was first may have been the same request
+            if idempotency is not None and (known := idempotency.answered(connection)) is not None:
+                return known
         raise Problem("conflict", f"There is a population {book.name!r} already.", "name") from None
     return answer
 
