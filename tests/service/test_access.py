@@ -210,7 +210,13 @@ def test_too_many_at_a_time_are_told_to_come_back(house: House) -> None:
     with with_settings(house, requests=1) as narrow:
         slot = house.parts.books.slot(name := house.population(10))
         answers: list[httpx.Response] = []
-        waiting = threading.Thread(target=lambda: answers.append(narrow.officer.ask("GET", f"/v1/populations/{name}")))
+
+        def come_back_until_answered() -> None:
+            """It may meet a look at the health, and is the one that is told to come back then."""
+            while not answers or answers[-1].status_code == 503:
+                answers.append(narrow.officer.ask("GET", f"/v1/populations/{name}"))
+
+        waiting = threading.Thread(target=come_back_until_answered)
         with slot.lock:  # so that the first request has to wait
             waiting.start()
             until(lambda: narrow.as_(None).ask("GET", "/healthz").status_code == 503)
@@ -219,7 +225,7 @@ def test_too_many_at_a_time_are_told_to_come_back(house: House) -> None:
             assert busy.json()["type"] == "urn:stint:problem:busy"
             assert busy.headers["X-Request-Id"]
         waiting.join()
-        assert [each.status_code for each in answers] == [200]
+        assert answers[-1].status_code == 200
         narrow.as_(None).ask("GET", "/healthz", status=200)
 
 
