@@ -538,14 +538,18 @@ def verify(*, names: Sequence[str], database: str | None, data: Path | None, as_
 def _verified_offline(names: Sequence[str], database: str | None, data: Path | None) -> list[Document]:
     from sqlalchemy import text  # noqa: PLC0415
 
+    from service import signing  # noqa: PLC0415
     from service.errors import Problem  # noqa: PLC0415
     from service.operations import evidence  # noqa: PLC0415
+
+    folder = _settings(data=data).data  # its signing key, if it is here: that of the database may have been changed
+    trusted = signing.load(folder).public_key if (folder / "secrets.json").exists() else None
 
     with _offline(database, data) as opened:
         with opened.transaction() as connection:
             known = connection.execute(text("SELECT name FROM population ORDER BY name")).scalars().all()
         try:
-            return [evidence.verify(opened, None, name) for name in names or known]
+            return [evidence.verify(opened, None, name, trusted=trusted) for name in names or known]
         except Problem as problem:
             raise StintError(problem.document("offline")) from None
 
