@@ -106,6 +106,7 @@ class Book:
     releases: dict[str, Release] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     erased: set[int] = field(default_factory=set)
+    streams: dict[str, dict[str, str]] = field(default_factory=dict)  # stream → model → the release that paid for it
     arrivals: int = 0  # where the next task of arrivals begins
     _rules: Rules | None = None
 
@@ -195,6 +196,8 @@ class Book:
                 assert held is not None
                 ledger.apply(self.ledger, held)
                 self._record(document, "held", number, held)
+                if (stream := document.get("stream")) is not None:
+                    self.streams.setdefault(stream["id"], {}).update(dict.fromkeys(stream["trained"], held.release))
             case "release.denied":
                 self.ledger.statuses[document["release"]] = "voided"  # the name is used up, and nothing was held
                 self._record(document, "denied", number, None)
@@ -235,6 +238,10 @@ class Book:
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
         release = self.releases[document["release"]]
         release.status, release.resolved = status, number
+        if status == "voided":  # its models never left, so nothing may lean on them
+            for models in self.streams.values():
+                for model in [model for model, payer in models.items() if payer == release.id]:
+                    del models[model]
         release.artifact = document.get("artifact")
 
     # ------------------------------------------------------------ deciding
@@ -387,8 +394,12 @@ class Book:
         expires_at: str | None,
         declared: Document,
         shown: Document,
+        stream: Document | None = None,
     ) -> Body:
-        """The body of an admitted release; `shown` is the decision in words and readings."""
+        """The body of an admitted release; `shown` is the decision in words and readings.
+
+        `stream` names the models that it trains, of which later steps may make use without paying for them again.
+        """
         held = decision.hold
         assert held is not None
         touched = BitMap().union(*(charge.scope for charge in held.charges))
@@ -412,6 +423,8 @@ class Book:
         }
         if trimmed:
             body["trimmed"] = bitmap_to(trimmed)
+        if stream is not None:
+            body["stream"] = dict(stream)
         if expires_at is not None:
             body["expires_at"] = expires_at
         return body

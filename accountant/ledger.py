@@ -377,6 +377,31 @@ def _check_admission(ledger: Ledger, rules: Rules, held: Held) -> None:
                     raise InvalidInput("hold", held.release, f"a hold that ledger {name!r} admits")
     if charged != scopes and not (rules.on_exhausted == "trim" and charged and charged.issubset(scopes)):
         raise InvalidInput("parts", held.release, f"all {len(scopes):,} datapoints that its charges touch")
+    if charged != scopes:
+        _check_trim(ledger, rules, held, charged)
+
+
+def _check_trim(ledger: Ledger, rules: Rules, held: Held, charged: BitMap) -> None:
+    """Whoever was left out could not afford it: some ledger refuses the price that the others paid.
+
+    Where everybody with the same charges was left out, no price is known but the curve's, which also must be refused.
+    """
+    paid = {part.touch: part.spending for part in held.parts}
+    for touch, scope in regions(held.charges):
+        left_out = scope - charged
+        if not left_out:
+            continue
+        spending = paid.get(",".join(map(str, touch)).encode()) or tuple(
+            (name, sealed.by_curve(rules.ledgers[name], _composed(held.charges, charges), rules.adjacency).cost)
+            for name, charges in _naming(rules, held.charges, touch)
+        )
+        for history, datapoints in ledger.cohorts.touched(left_out):
+            if all(
+                rules.ledgers[name].admits(standing(rules.ledgers[name], history, name) + cost)
+                for name, cost in spending
+            ):
+                expected = f"nobody who can afford release {held.release!r} left out of it"
+                raise InvalidInput("trimmed", datapoints, expected)
 
 
 def _touching(part: Part, held: Held) -> tuple[int, ...]:

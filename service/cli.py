@@ -538,12 +538,13 @@ def verify(*, names: Sequence[str], database: str | None, data: Path | None, as_
 def _verified_offline(names: Sequence[str], database: str | None, data: Path | None) -> list[Document]:
     from sqlalchemy import text  # noqa: PLC0415
 
+    from service import signing  # noqa: PLC0415
     from service.errors import Problem  # noqa: PLC0415
     from service.operations import evidence  # noqa: PLC0415
-    from service.signing import load  # noqa: PLC0415
 
-    # The key that is stored beside a signature proves nothing to who doubts the database: that of the folder does.
-    trusted = load(data).public_key if data is not None and (data / "secrets.json").exists() else None
+    folder = _settings(data=data).data  # its signing key, if it is here: that of the database may have been changed
+    trusted = signing.load(folder).public_key if (folder / "secrets.json").exists() else None
+
     with _offline(database, data) as opened:
         with opened.transaction() as connection:
             known = connection.execute(text("SELECT name FROM population ORDER BY name")).scalars().all()

@@ -35,7 +35,8 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
     logs.configure(settings.log_level)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _leave)
+            if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:  # else the caller sees to it
+                signal.signal(number, _leave)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with running(settings) as parts, _listening(settings) as listener:
         first = keys.ensure_first(parts.database)

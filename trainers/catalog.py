@@ -176,11 +176,17 @@ class Quoted:
     `charges` is all that this release does. `life` is for a mechanism that is one step of a schedule: what the
     worst-off datapoint goes through over the whole of it, this release included. A schedule whose life does not fit the
     budget is sure to be denied one day, with models half renewed, so it is refused at its first step.
+
+    A step may lean on models of earlier steps. Those are free only if they were paid for when they were trained:
+    `trained` and `reused` name them within `stream`, and the service refuses a step whose models nobody paid for.
     """
 
     charges: tuple[Priced, ...]
     life: Event | None = None
     steps_note: str = ""
+    stream: str | None = None
+    trained: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,6 +360,9 @@ def _sliding_window(
             for block in due.trained
         ),
         life=Composed(events=tuple(allocation.event(model) for model in schedule.models)),
+        stream=f"sliding-window k={k} w0={w0} offset={offset} startup={startup} {noise}={epsilon or mu!r}",
+        trained=tuple(_in_words(_document(block, offset)) for block in due.trained),
+        reused=tuple(_in_words(_document(block, offset)) for block in due.chain if block not in due.trained),
         steps_note=(
             f"Step {step} trains {len(due.trained)} of the {len(due.chain)} blocks of its window; "
             "what is reused costs nothing."

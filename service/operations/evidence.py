@@ -45,6 +45,8 @@ _LOG = text(
 )
 _POPULATION = text("SELECT id, number, hash, root FROM population WHERE name = :name")
 _COHORTS = text("SELECT digest, number, datapoints, members, history FROM cohort WHERE population_id = :id")
+_STORED = text("SELECT number FROM cohort WHERE population_id = :id LIMIT 1")
+_ERASED = text("SELECT ordinal FROM datapoint WHERE population_id = :id AND erased_at IS NOT NULL")
 _HOLDS = text("SELECT release, expires_at FROM hold WHERE population_id = :id")
 _RELEASES = text("SELECT id, number FROM release WHERE population_id = :id")
 
@@ -176,6 +178,8 @@ def store_cohorts() -> Decide:
     def decide(book: Book, _at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
         identity = connection.execute(_POPULATION, {"name": book.name}).one().id
+        if connection.execute(_STORED, {"id": identity}).scalar_one_or_none() == book.number:
+            return Outcome(bodies=[], status=200, respond=lambda _: {"cohorts": len(book.ledger.cohorts)})
         connection.execute(text("DELETE FROM cohort WHERE population_id = :id"), {"id": identity})
         rows = [
             {"id": identity, "digest": key, "number": book.number, "count": count, "members": members, "history": what}
@@ -291,6 +295,8 @@ def _compare(connection: Connection, row: Any, book: Book, problems: list[str]) 
     }
     if holds != open_holds:
         problems.append("the open holds are not those that the log leads to")
+    if set(connection.execute(_ERASED, {"id": row.id}).scalars()) != book.erased:
+        problems.append("the erased keys are not those that the log leads to")
     releases = {each.id: each.number for each in connection.execute(_RELEASES, {"id": row.id})}
     if releases != {release.id: release.number for release in book.releases.values()}:
         problems.append("the list of releases is not that of the log")

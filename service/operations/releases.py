@@ -67,11 +67,13 @@ class Priced:
     charges: list[Charge]
     spelled: list[Body]
     reasons: list[dict[str, Any]]
+    stream: dict[str, Any] | None = None
 
 
 def price(book: Book, proposal: Proposal) -> Priced:
     """What a proposal charges whom."""
     documents, reasons = list(proposal.charges), list[dict[str, Any]]()
+    stream = None
     paths = [f"charges[{place}]" for place in range(len(documents))]
     if proposal.mechanism is not None:
         mechanism = find_mechanism(str(proposal.mechanism.get("name")))
@@ -86,6 +88,12 @@ def price(book: Book, proposal: Proposal) -> Priced:
                 f"ε = {budget.epsilon:g} at δ = {budget.delta:g} before it leaves the stream."
             )
             reasons.append({"code": "schedule.exceeded", "message": message})
+        if quoted.stream is not None:
+            stream = {"id": quoted.stream, "trained": list(quoted.trained)}
+            paid = book.streams.get(quoted.stream, {})
+            if unpaid := [model for model in quoted.reused if model not in paid]:
+                message = f"This step leans on models that no step of its stream was charged for: {'; '.join(unpaid)}."
+                reasons.append({"code": "schedule.unpaid", "message": message})
         for each in quoted.charges:
             if each.start is not None:
                 scope: Mapping[str, Any] | None = {"ranges": [[each.start, each.stop]]}
@@ -100,7 +108,9 @@ def price(book: Book, proposal: Proposal) -> Priced:
     if not documents:
         raise Problem("invalid", "A proposal has charges, or a mechanism.", "charges")
     pairs = [book.charge(document, path=path) for document, path in zip(documents, paths, strict=True)]
-    return Priced(charges=[charge for charge, _ in pairs], spelled=[body for _, body in pairs], reasons=reasons)
+    return Priced(
+        charges=[charge for charge, _ in pairs], spelled=[body for _, body in pairs], reasons=reasons, stream=stream
+    )
 
 
 def _fits_a_life(book: Book, life: Event) -> bool:
@@ -128,6 +138,7 @@ def propose(proposal: Proposal) -> Decide:
                 expires_at=expires_at,
                 declared=proposal.declared,
                 shown=document,
+                stream=priced.stream,
             )
             if admitted
             else book.denied_body(

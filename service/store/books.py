@@ -68,6 +68,11 @@ class Books:
         with self._lock:
             return self._slots.setdefault(name, Slot(name))
 
+    def forget(self, name: str) -> None:
+        """Give up the place of a population that turned out not to exist."""
+        with self._lock:
+            self._slots.pop(name, None)
+
     @contextmanager
     def read(self, name: str) -> Iterator[Book]:
         """The book as it is now; nothing may change it inside the block.
@@ -80,8 +85,7 @@ class Books:
             with self._database.transaction() as connection:
                 row = connection.execute(_HEAD, {"name": name}).one_or_none()
                 if row is None:
-                    with self._lock:
-                        self._slots.pop(name, None)
+                    self.forget(name)
                     raise NotFound("population", name)
                 slot.id = row.id
                 book = slot.catch_up(connection, row.number)

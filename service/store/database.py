@@ -72,9 +72,9 @@ def migrate(url: str) -> None:
     engine = _engine(url)
     try:
         with engine.connect() as connection:
-            connection.execute(text(f"SET lock_timeout = '{_LOCK_SECONDS}s'"))
             connection.execute(text(f"SET statement_timeout = '{_MIGRATION_SECONDS}s'"))
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+            connection.execute(text(f"SET lock_timeout = '{_LOCK_SECONDS}s'"))
             connection.commit()
             try:
                 config = _scripts()

@@ -226,6 +226,9 @@ class Writer:
             for operation in batch:
                 self._together([operation])
             return
+        for slot in slots:
+            if slot.book is None:
+                self._shelf.forget(slot.name)
         self._metrics.batch.observe(len(batch))
         for operation, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Answer):
