@@ -442,6 +442,7 @@ class Client:
                 yield _request(f"/v1/releases/{identity}/commit", self._key, {})
 
         uvloop.run(_drive(self.address, [session() for _ in range(16)], Load()))
+        self._connection.close()  # the service has hung up if that took long; the next request connects again
 
     def batches(self) -> tuple[float, float]:
         """How many decisions there were so far, and in how many transactions."""
