@@ -88,6 +88,7 @@ class Release:
     expires_at: str | None = None
     resolved: int | None = None  # the entry that ended its hold
     artifact: Document | None = None
+    leans_on: frozenset[str] = frozenset()  # releases whose models it makes use of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,7 +198,9 @@ class Book:
                 ledger.apply(self.ledger, held)
                 self._record(document, "held", number, held)
                 if (stream := document.get("stream")) is not None:
-                    self.streams.setdefault(stream["id"], {}).update(dict.fromkeys(stream["trained"], held.release))
+                    paid = self.streams.setdefault(stream["id"], {})
+                    self.releases[held.release].leans_on = frozenset(paid[model] for model in stream["reused"])
+                    paid.update(dict.fromkeys(stream["trained"], held.release))
             case "release.denied":
                 self.ledger.statuses[document["release"]] = "voided"  # the name is used up, and nothing was held
                 self._record(document, "denied", number, None)
@@ -356,6 +359,10 @@ class Book:
             budget=filter_from(document["budget"]) if "budget" in document else None,
             number=number,
         )
+
+    def leaning(self, release: str) -> list[str]:
+        """The releases, held or spent, that make use of this one's models: it cannot be undone under them."""
+        return [other.id for other in self.releases.values() if release in other.leans_on and other.status != "voided"]
 
     def overlaps(self, task: Task) -> dict[str, int]:
         """How many datapoints each other task shares with this one; they pay for both."""

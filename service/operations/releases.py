@@ -89,7 +89,7 @@ def price(book: Book, proposal: Proposal) -> Priced:
             )
             reasons.append({"code": "schedule.exceeded", "message": message})
         if quoted.stream is not None:
-            stream = {"id": quoted.stream, "trained": list(quoted.trained)}
+            stream = {"id": quoted.stream, "trained": list(quoted.trained), "reused": list(quoted.reused)}
             paid = book.streams.get(quoted.stream, {})
             if unpaid := [model for model in quoted.reused if model not in paid]:
                 message = f"This step leans on models that no step of its stream was charged for: {'; '.join(unpaid)}."
@@ -273,6 +273,9 @@ def void(*, release: str, reason: str, evidence: Mapping[str, Any] | None) -> De
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
         match _known(book, release).status:
             case "held":
+                if others := book.leaning(release):
+                    message = f"Release {others[0]} makes use of its models: void that first, or commit this one."
+                    raise Problem("conflict", message)
                 body: Body = {"kind": "release.voided", "release": release, "reason": reason}
                 if evidence is not None:
                     body["evidence"] = dict(evidence)

@@ -560,6 +560,11 @@ def test_a_log_that_charges_too_few_or_too_much_is_refused() -> None:
     with pytest.raises(InvalidInput, match="hold: expected a hold that ledger '' admits, got 's'"):
         replay([Registered(count=10), hold, replace(hold, release="s")], rules=RULES)
     lenient = replace(RULES, on_exhausted="trim")
-    assert replay([Registered(count=10), some], rules=lenient).statuses == {"r": "held"}
+    with pytest.raises(InvalidInput, match="trimmed: expected nobody who can afford release 'r' left out of it, got 4"):
+        replay([Registered(count=10), some], rules=lenient)
+    # Once the four have spent what it takes, they may be left out, and nobody else.
+    before = propose(life(10), RULES, release="b", charges=[charge(scope((1, 5)), PureDP(epsilon=0.6))]).hold
+    assert before is not None
+    assert replay([Registered(count=10), before, some], rules=lenient).statuses == {"b": "held", "r": "held"}
     with pytest.raises(InvalidInput, match="parts: expected all 5"):
         replay([Registered(count=10), nobody], rules=lenient)

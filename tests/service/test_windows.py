@@ -110,9 +110,29 @@ def test_a_schedule_whose_life_does_not_fit_is_denied_at_its_first_step(house: H
     # A single block of it would have fitted; it is the life that does not.
     one = proposal(name, 1)
     denied_too = house.pipeline.post("/v1/releases", one, status=201)
-    assert [each["code"] for each in denied_too["decision"]["reasons"]] == ["schedule.exceeded"]
+    assert [each["code"] for each in denied_too["decision"]["reasons"]] == ["schedule.exceeded", "schedule.unpaid"]
     what_if = house.pipeline.post("/v1/advice/what-if", {"proposal": one})
     assert what_if["would_be_admitted"] == 0
+
+
+def test_a_step_leans_only_on_models_that_were_paid_for(house: House) -> None:
+    """Else a pipeline could begin at any step, and release models of people whom nobody charged for them."""
+    name = house.population(size("full", STEPS))
+    skipped = house.pipeline.post("/v1/releases", proposal(name, 1), status=201)
+    assert skipped["status"] == "denied"
+    assert [each["code"] for each in skipped["decision"]["reasons"]] == ["schedule.unpaid"]
+    first = house.pipeline.post("/v1/releases", proposal(name, 0), status=201)
+    assert first["status"] == "held"
+    second = house.pipeline.post("/v1/releases", proposal(name, 1), status=201)
+    assert second["status"] == "held", "a hold has paid already: it counts in full"
+    other = house.pipeline.post("/v1/releases", proposal(name, 1, epsilon=LIFE / 2), status=201)
+    assert other["status"] == "denied", "another budget is another stream"
+    why = {"reason": "nothing was trained"}
+    house.pipeline.post(f"/v1/releases/{first['id']}/void", why, status=409)  # the second step makes use of it
+    house.pipeline.post(f"/v1/releases/{second['id']}/void", why)
+    house.pipeline.post(f"/v1/releases/{first['id']}/void", why)
+    third = house.pipeline.post("/v1/releases", proposal(name, 2), status=201)
+    assert third["decision"]["reasons"][0]["code"] == "schedule.unpaid", "a voided model never left"
 
 
 def test_a_window_that_has_not_arrived_cannot_be_charged(house: House) -> None:
