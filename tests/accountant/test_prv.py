@@ -13,6 +13,8 @@ import operator
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import mpmath  # type: ignore[import-untyped]
@@ -21,9 +23,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import fft
 from scipy.special import ndtr
 
-from accountant import partition
+from accountant import partition, reports
 from accountant.engines import account, pairs, prv
 from accountant.engines.pairs import Law, Normal, Pair, Sampled, SampledReplaced, ShiftedLaplace, Side, TwoPoints
 from accountant.events import (
@@ -41,6 +44,7 @@ from accountant.events import (
     PureDP,
     Repeated,
 )
+from accountant.units import exact
 from tests.accountant.strategies import ADJACENCIES, adjacencies, between, fewer, rare, trees
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -49,6 +53,8 @@ Profile: TypeAlias = Callable[[Any], Any]
 DIGITS: Final = 40
 EXACT: Final = 1e-25  # relative error of a δ at that many digits
 INTEGRATED: Final = 1e-9  # relative error of a δ that was summed in double precision
+
+SIDES: Final[tuple[Side, ...]] = ("above", "below")
 
 every_adjacency = pytest.mark.parametrize("adjacency", ADJACENCIES)
 
@@ -627,7 +633,9 @@ def test_different_black_boxes_beside_a_gaussian_are_all_their_outcomes(
 
 
 @pytest.mark.parametrize("q", [1.0, 0.2])
-@pytest.mark.parametrize(("epsilon", "own", "noise"), [(1.0, 1e-5, 2.0), (0.5, 1e-4, 0.8), (3.0, 1e-3, 1.0)])
+@pytest.mark.parametrize(
+    ("epsilon", "own", "noise"), [(1.0, 1e-5, 2.0), (0.5, 1e-4, 0.8), (3.0, 1e-3, 1.0), (0.01, 0.02, 1.0)]
+)
 def test_label_release_beside_a_gaussian_costs_what_some_count_costs(
     epsilon: float, own: float, noise: float, q: float
 ) -> None:
@@ -668,6 +676,70 @@ def test_l2_laplace_lies_between_one_coordinate_and_a_black_box(adjacency: Adjac
     assert ball.upper == black_box.upper > one_coordinate.upper
     assert ball.lower == pytest.approx(one_coordinate.lower, rel=1e-3)
     assert ball.lower < one_coordinate.upper
+
+
+@pytest.mark.parametrize(("epsilon", "q"), [(2.0, 0.01), (1.0, 0.3), (0.5, 0.9)])
+def test_releases_that_share_a_sample_lose_no_less_than_the_lower_end(epsilon: float, q: float) -> None:
+    """Two randomised responses, answered by those who are in one sample: all their outcomes."""
+    event = sampled(together(PureDP(epsilon=epsilon), PureDP(epsilon=epsilon)), q)
+    both = response(epsilon)[0] * response(epsilon)[0]
+    present, absent = both.weight, both.weight * np.exp(-both.loss)
+    directions = weighed((1 - q) * absent + q * present, absent)
+    for delta in (0.1, 0.01, 1e-3, 1e-5):
+        found = prv.bracket(event, delta=delta, adjacency="add_remove")
+        lower, upper = (
+            max(float(np.sum(way.weight * np.maximum(0.0, -np.expm1(end - way.loss)))) for way in directions)
+            for end in (found.lower, found.upper)
+        )
+        assert found.lower == 0 or lower >= delta * (1 - 1e-9)
+        assert upper <= delta * (1 + 1e-9)
+
+
+@every_adjacency
+@pytest.mark.parametrize("inner", [Laplace(scale=1.0), together(Gaussian(noise_multiplier=1.0), Laplace(scale=1.0))])
+def test_what_is_charged_in_full_has_no_lower_end_of_its_own(inner: Event, adjacency: Adjacency) -> None:
+    """One in a hundred is in the sample: whatever happens there, ε is small at a δ that a hundredth of it has."""
+    found = prv.bracket(sampled(inner, 0.01), delta=1e-3, adjacency=adjacency)
+    most = account(inner, delta=0.1, adjacency=adjacency).upper
+    assert found.lower <= math.log1p(0.01 * math.expm1(most)) - math.log1p(0.01 * math.expm1(-most))
+    assert found.upper > 0
+
+
+def test_what_nobody_is_known_to_lose_adds_nothing_to_the_lower_end() -> None:
+    known = {pairs.Part(Normal(1.0), 0.0, Normal(1.0)): 1, pairs.Part(TwoPoints(0.5), 1e-4, TwoPoints(0.5)): 1}
+    grid = prv.Grid(2.0**-8, 2**12, 2.0, 1e-20, 2.0**-6)
+    alone = prv._lower(known, 1e-3, grid)
+    assert alone > 1
+    for unknown in (pairs.Part(TwoPoints(1.0), 0.0, None), pairs.Part(TwoPoints(1.0), 5e-4, None)):
+        assert prv._lower({**known, unknown: 3}, 1e-3, grid) == alone
+        assert prv._lower({unknown: 3}, 1e-3, grid) == 0
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(0.1, 0.3), (0.7, 0.7), (0.123456789, 0.987654321), (1e-3, 1e-3)])
+def test_a_sample_of_a_sample_is_charged_at_no_lower_rate(outer: float, inner: float) -> None:
+    for adjacency in ADJACENCIES:
+        (part,) = pairs.parts(sampled(sampled(Gaussian(noise_multiplier=1.0), inner), outer), adjacency)
+        assert isinstance(part.pair, Sampled | SampledReplaced)
+        assert Fraction(part.pair.q) >= Fraction(outer) * Fraction(inner)
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.3, 0.7, 1.1, 2.3, 49.0, 301.0])
+def test_bounds_of_losses_are_rounded_up(scale: float) -> None:
+    for adjacency, changed in zip(ADJACENCIES, (1, 2), strict=True):
+        for event in (Laplace(scale=scale), L2Laplace(scale=scale)):
+            (part,) = pairs.parts(event, adjacency)
+            assert exact(part.pair.reach) >= changed / exact(scale)
+    (box,) = pairs.parts(ApproxDP(epsilon=scale, delta=scale * 1e-6), "add_remove")
+    assert exact(box.pair.reach) >= exact(scale)
+    assert exact(box.infinite) >= exact(scale * 1e-6)
+
+
+def test_a_replaced_record_can_give_away_its_old_label_and_its_new_one() -> None:
+    """Under replace-one a release of labels is charged twice."""
+    release = PartitionSelection(epsilon=1.0, delta=1e-6)
+    once, twice = (prv.log_finite(pairs.parts(release, adjacency)) for adjacency in ("add_remove", "replace_one"))
+    assert once < 0
+    assert twice == pytest.approx(2 * once, rel=1e-9)
 
 
 # ---------------------------------------------------------------- where there is no answer
@@ -855,6 +927,96 @@ def test_a_lower_bound_on_a_grid_that_does_not_fit_is_loose_but_sound() -> None:
     assert answers > 20
 
 
+def test_a_sketch_on_a_grid_that_does_not_fit_is_loose_but_sound() -> None:
+    told = 0
+    for shift, grid in ill_fitting_grids():
+        law = prv.composed({Normal(shift): FOUR_STEPS}, grid, "above").cut(grid.points, 1e-14)
+        if law.kept > grid.points // 2:
+            continue
+        sketch = reports.Sketch(grid, law, 0.0)
+        with mpmath.workdps(DIGITS):
+            for epsilon in (0.0, 0.1, 0.3, 1.0, 2.0, 3.7, 6.0, 12.0, 20.0):
+                true = gaussian_delta(mpmath.mpf(epsilon), shift * mpmath.sqrt(FOUR_STEPS))
+                delta = sketch.delta(epsilon)
+                told += delta < 1
+                assert delta >= true * (1 - mpmath.mpf(1e-12)), (shift, grid, epsilon)
+    assert told > 300
+
+
+@pytest.mark.parametrize("tilt", [2.0**-6, 0.25, 1.0, 4.0])
+def test_an_atom_beyond_the_end_of_a_short_grid_counts_in_full(tilt: float) -> None:
+    """It wraps around to a place next to ε, where it would count for next to nothing."""
+    grid = prv.Grid(2.0**-6, 64, tilt, 1e-20, 2.0**-6)
+    for loss in (1.0, 1 + grid.mesh, 1 + 2 * grid.mesh, 1.5, 2 + grid.mesh):
+        law = prv.composed({TwoPoints(loss): 1}, grid, "above")
+        chance = 1 / (1 + math.exp(-loss))
+        for epsilon in (0.0, grid.mesh / 2, grid.mesh, 0.3, 1.0):
+            true = chance * max(0.0, -math.expm1(epsilon - loss))
+            assert reports.Sketch(grid, law, 0.0).delta(epsilon) >= true * (1 - 1e-12), (loss, epsilon)
+        for delta in (0.3, 0.05, 1e-3):
+            with suppress(pairs.Uncovered):
+                upper = prv.epsilon_above(law, grid, delta)
+                assert chance * -math.expm1(upper - loss) <= delta * (1 + 1e-12), (loss, delta)
+
+
+#: What a grid of few points holds in nearly all digits: losses on its nodes, or a little above one of them.
+ON_NODES: Final = TwoPoints(0.25)
+ABOVE_A_NODE: Final = TwoPoints(0.25 + 1e-12)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-9, 1e-5, 1e-3])
+@pytest.mark.parametrize("tilt", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("number", [1, 4, 30])
+def test_masses_that_are_wrong_by_what_is_admitted_leave_the_bounds_sound(
+    number: int, tilt: float, size: float
+) -> None:
+    """All masses of the tilted law too small, or too large, or either; bounds from the exact sum over outcomes."""
+    mesh, points = 2.0**-4, 2**9
+    grid = prv.Grid(mesh, points, tilt, 1e-20, 2.0**-6)
+    boxes = {"above": ON_NODES, "below": ABOVE_A_NODE}
+    laws = {side: prv.composed({boxes[side]: number}, grid, side) for side in SIDES}
+    chance, answers = np.random.default_rng(3), 0
+    with mpmath.workdps(DIGITS):
+        for side, how in itertools.product(SIDES, range(3)):
+            law, (one, _) = laws[side], two_outcomes(boxes[side].epsilon)
+            shape = law.transform.shape[0], points
+            moved = (np.full(shape, -size), np.full(shape, size), chance.uniform(-size, size, shape))[how]
+            wrong = replace(
+                law, transform=np.fft.rfft(np.fft.irfft(law.transform, points) + moved), dropped=law.dropped + size / 2
+            )
+            for delta in (0.3, 0.05, 1e-3, 1e-5):
+                with suppress(pairs.Uncovered):
+                    if side == "above":
+                        upper = prv.epsilon_above(wrong, grid, delta)
+                        assert binomial_delta(mpmath.mpf(upper), number, one) <= delta, (how, delta)
+                        answers += 1
+                    else:
+                        lower = prv._epsilon_below(wrong, grid, delta)
+                        assert lower == 0 or binomial_delta(mpmath.mpf(lower), number, one) >= delta, (how, delta)
+    assert answers or size * tilt > 1e-5
+
+
+@pytest.mark.parametrize("number", [1, 4, 12])
+@pytest.mark.parametrize("infinite", [1e-3, 0.02])
+def test_what_is_cut_off_counts_at_every_step_and_in_every_part(infinite: float, number: int) -> None:
+    """Q's loss against P of a sampled black box, of which some is infinite; beside another that has it too."""
+    grid = prv.Grid(2.0**-6, 2**11, 2.0, 1e-20, 2.0**-6)
+    half = Sampled(0.5, ON_NODES, infinite)
+    chance = 0.5 * infinite
+    both: tuple[dict[Pair, int], ...] = ({half: number}, {half: number, Sampled(0.5, TwoPoints(0.5), infinite): 2})
+    for counts in both:
+        steps = sum(counts.values())
+        law = prv.composed(counts, grid, "above")
+        sure = -math.expm1(steps * math.log1p(-chance))
+        assert -math.expm1(float(law.log_finite.min())) >= sure * (1 - 1e-12)
+        with pytest.raises(pairs.Uncovered):
+            prv.epsilon_above(law, grid, sure * (1 - 1e-9))
+        assert prv.epsilon_above(law, grid, sure * 1.01) > 0
+        top = 0.5 * steps
+        assert reports.Sketch(grid, law, 0.0)._delta(top) >= sure * (1 - 1e-12)
+        assert reports.Sketch(grid, law, math.log1p(-0.1))._delta(top) >= sure + 0.1 * (1 - sure) * (1 - 1e-12)
+
+
 # ---------------------------------------------------------------- the lowest frequencies alone
 
 
@@ -886,6 +1048,325 @@ def test_what_later_parts_do_to_dropped_frequencies_is_within_the_error(side: Si
     tilted, truth = (np.fft.irfft(each.transform, grid.points) for each in (law, whole))
     assert np.abs(tilted - truth).max() <= law.rounding + whole.rounding
     assert law.rounding < 1e-9 * truth.max()
+
+
+# ---------------------------------------------------------------- errors as large as an engine may make them
+
+
+@dataclass(frozen=True)
+class Clumsy(Pair):
+    """A pair whose masses are wrong by all that it admits, which is not the same in all cells.
+
+    What P misses as a whole is up to `error`, and no part of what a law promises.
+    """
+
+    inner: Pair
+    error: float
+    way_p: int
+    way_q: int
+
+    def masses(self, edges: Floats) -> pairs.Masses:
+        p, q, own = self.inner.masses(edges)
+        error = self.error * (1 + np.arange(len(p)) % 3) / 3
+        return pairs.Masses(p * (1 + self.way_p * error), q * (1 + self.way_q * error), own + error)
+
+    @property
+    def reach(self) -> float:
+        return self.inner.reach
+
+
+@pytest.mark.parametrize("error", [1e-9, 1e-4, 0.02])
+@pytest.mark.parametrize("pair", [TwoPoints(0.25), TwoPoints(0.7), Normal(0.5), Sampled(0.1, Normal(2.0))], ids=repr)
+def test_whatever_errors_masses_admit_the_laws_hold_the_pair_between_them(pair: Pair, error: float) -> None:
+    mesh = 2.0**-6
+    epsilons = np.concatenate([np.arange(-8, 20) * mesh, np.arange(-2, 8) * 0.1003])
+    with mpmath.workdps(DIGITS):
+        true = [hockey_sticks(pair, float(epsilon)) for epsilon in epsilons]
+        for ways in itertools.product((-1, 1), repeat=2):
+            clumsy = Clumsy(pair, error, *ways)
+            above, below = (pairs.laws(clumsy, mesh=mesh, tail=1e-20, side=side) for side in ("above", "below"))
+            for direction in (0, 1):
+                for epsilon, both in zip(map(float, epsilons), true, strict=True):
+                    most = grid_delta(above[direction], mesh, epsilon) * (1 + pairs.TAIL_ERROR)
+                    most = most / (1 - mpmath.mpf(error)) + mpmath.mpf(above[direction].infinite) + mpmath.mpf(1e-20)
+                    assert most >= both[direction] * (1 - mpmath.mpf(SUMMATION)), (ways, direction, epsilon)
+                    least = grid_delta(below[direction], mesh, epsilon)
+                    assert least <= both[direction] * (1 + mpmath.mpf(SUMMATION)), (ways, direction, epsilon)
+
+
+@dataclass(frozen=True)
+class Displaced(Pair):
+    """A pair that finds every edge too low or too high by all that `_EDGE_ERROR` admits."""
+
+    inner: Pair
+    way: int
+
+    def masses(self, edges: Floats) -> pairs.Masses:
+        finite = np.where(np.isfinite(edges), edges, 0.0)
+        return self.inner.masses(edges + self.way * pairs._EDGE_ERROR * (1 + np.abs(finite)))
+
+    @property
+    def reach(self) -> float:
+        return self.inner.reach
+
+
+@dataclass(frozen=True)
+class Atoms(Pair):
+    """Losses with their chances, in cells whose lower edges are found too low and whose upper edges too high."""
+
+    mesh: float
+    losses: tuple[float, ...]
+    chances: tuple[float, ...]
+
+    def masses(self, edges: Floats) -> pairs.Masses:
+        finite = np.where(np.isfinite(edges), edges, 0.0)
+        ways = np.where(np.round(finite / self.mesh) % 2 == 0, -1, 1)
+        places = np.searchsorted(edges + ways * pairs._EDGE_ERROR * (1 + np.abs(finite)), self.losses) - 1
+        p, q = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
+        np.add.at(p, places, self.chances)
+        np.add.at(q, places, np.array(self.chances) * np.exp(-np.array(self.losses)))
+        return pairs.Masses(p, q, np.full(len(p), 4 * 2.0**-53))
+
+    @property
+    def reach(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("rest", [0.0, 1e-3, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("size", [1e-9, 1e-4, 1e-3])
+def test_losses_a_little_beyond_the_ends_of_their_cell_are_split_safely(
+    rest: float, size: float, admitted: Callable[[str, float], None]
+) -> None:
+    admitted("_EDGE_ERROR", size)
+    mesh = 2.0**-6
+    losses, chances = (0.25 - size, 0.25 + mesh + size), (1 - rest, rest)
+    pair = Atoms(mesh, losses, chances)
+    cells = pair.masses(np.arange(-70, 71) * np.float64(mesh))
+    assert np.count_nonzero(cells.p) == 1
+    (over, _) = pairs.laws(pair, mesh=mesh, tail=1e-20, side="above")
+    (under, _) = pairs.laws(pair, mesh=mesh, tail=1e-20, side="below")
+    for epsilon in (*np.linspace(0.2, 0.25 + mesh, 30), *losses):
+        true = sum(chance * max(0.0, -math.expm1(epsilon - loss)) for loss, chance in zip(losses, chances, strict=True))
+        assert grid_delta(over, mesh, float(epsilon)) >= true * (1 - 1e-12), epsilon
+        assert grid_delta(under, mesh, float(epsilon)) <= true * (1 + 1e-12), epsilon
+
+
+@pytest.mark.parametrize("tail", [1e-4, 0.02, 0.3])
+@pytest.mark.parametrize("pair", [Normal(0.5), Normal(3.0), Sampled(0.1, Normal(2.0)), SampledReplaced(0.3, 0.7)])
+def test_laws_that_are_cut_off_where_much_is_left_hold_the_pair_between_them(pair: Pair, tail: float) -> None:
+    mesh = 2.0**-6
+    above, below = (pairs.laws(pair, mesh=mesh, tail=tail, side=side) for side in SIDES)
+    with mpmath.workdps(DIGITS):
+        for epsilon in (-9.0, -2.0, -0.7, -0.1, 0.0, 0.1, 0.3, 0.7, 1.3, 4.0, 9.0):
+            for direction, true in enumerate(hockey_sticks(pair, epsilon)):
+                over, under = above[direction], below[direction]
+                most = grid_delta(over, mesh, epsilon) * (1 + pairs.TAIL_ERROR) + mpmath.mpf(over.infinite)
+                assert most >= true * (1 - mpmath.mpf(SUMMATION)), (direction, epsilon)
+                assert grid_delta(under, mesh, epsilon) <= true * (1 + mpmath.mpf(SUMMATION)), (direction, epsilon)
+
+
+@dataclass(frozen=True)
+class Thin(Pair):
+    """A pair that lacks of all masses what `TAIL_ERROR` admits."""
+
+    inner: Pair
+
+    def masses(self, edges: Floats) -> pairs.Masses:
+        p, q, error = self.inner.masses(edges)
+        return pairs.Masses(p / (1 + pairs.TAIL_ERROR), q / (1 + pairs.TAIL_ERROR), error)
+
+    @property
+    def reach(self) -> float:
+        return self.inner.reach
+
+
+def forget() -> None:
+    """What was computed with another error."""
+    for cache in (prv._kept_once, prv._coarse_cumulants, pairs.support, pairs._kept_cells):
+        cache.cache_clear()
+
+
+@pytest.fixture
+def admitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, float], None]]:
+    """Sets how large an error the engine admits."""
+
+    def admit(name: str, size: float) -> None:
+        monkeypatch.setattr(pairs, name, size)
+        forget()
+
+    yield admit
+    forget()
+
+
+WRONG: Final[Mapping[Pair, str]] = {
+    Displaced(Normal(0.3), 1): "_EDGE_ERROR",
+    Displaced(Normal(0.3), -1): "_EDGE_ERROR",
+    Thin(Normal(0.3)): "TAIL_ERROR",
+}
+
+
+@pytest.mark.parametrize("number", [3, 70])
+@pytest.mark.parametrize("size", [1e-4, 3e-3])
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_errors_of_edges_and_tails_are_counted_at_every_step(
+    wrong: Displaced | Thin, size: float, number: int, admitted: Callable[[str, float], None]
+) -> None:
+    admitted(WRONG[wrong], size)
+    true = normal_profile(0.3 * math.sqrt(number))[0]
+    grid = prv.Grid(2.0**-8, 2**13, 2.0, 1e-25, 2.0**-6)
+    law = prv.composed({wrong: number}, grid, "above")
+    sketch = reports.OnGrid(grid, law, 0.0).sketch(1.0, 1e-5)
+    assert sketch is not None
+    for delta in (0.1, 1e-3, 1e-5):
+        upper = prv.epsilon_above(law, grid, delta)
+        assert upper > 0
+        assert float(true(np.array(upper))) <= delta * (1 + 1e-9)
+        assert float(true(np.array(1.0))) <= sketch.delta(1.0) * (1 + 1e-9)
+        assert float(true(np.array(upper))) <= sketch.delta(upper) * (1 + 1e-9)
+        lower = prv._epsilon_below(prv.composed({wrong: number}, grid, "below"), grid, delta)
+        assert lower == 0 or float(true(np.array(lower))) >= delta * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+@pytest.mark.parametrize("size", [1e-9, 1e-4, 3e-3])
+def test_a_loss_that_is_taken_for_one_below_its_edge_is_corrected(
+    size: float, number: int, admitted: Callable[[str, float], None]
+) -> None:
+    """The atom is above a node by nearly what an edge may be wrong by, so it is counted in the cell below."""
+    admitted("_EDGE_ERROR", size)
+    mesh = 2.0**-6
+    epsilon = 0.25 + 1.2 * size
+    wrong = Displaced(TwoPoints(epsilon), 1)
+    grid = prv.Grid(mesh, 2**10, 2.0, 1e-25, 2.0**-6)
+    law = prv.composed({wrong: number}, grid, "above")
+    # The other direction has the atom on the safe side of its edge, so it is not asked.
+    rows = {name: getattr(law, name)[[0, 0]] for name in ("transform", "cumulant", "cumulants", "log_finite")}
+    law = replace(law, **rows)
+    with mpmath.workdps(DIGITS):
+        one, _ = two_outcomes(epsilon)
+        all_worse = float(one.p**number)
+        for share in (0.5, 0.1, 1e-3):
+            upper = prv.epsilon_above(law, grid, share * all_worse)
+            assert binomial_delta(mpmath.mpf(upper), number, one) <= share * all_worse
+            assert upper <= number * (0.25 + 2 * size)
+            nearer = max(0.0, upper - 2 * law.correction)
+            assert reports.Sketch(grid, law, 0.0).delta(nearer) >= binomial_delta(mpmath.mpf(nearer), number, one)
+
+
+# ---------------------------------------------------------------- laws of few points, composed by hand
+
+
+def random_composed(chance: np.random.Generator, points: int, loud: int) -> prv.Composed:
+    """A law of `points` places in either direction, of which that of the `loud` one is rougher; right in all digits."""
+    laws = chance.dirichlet(np.full(points, 20.0), size=2)
+    laws[loud] = chance.dirichlet(np.full(points, 0.5))
+    return prv.Composed(
+        transform=np.fft.rfft(laws),
+        cumulant=np.zeros(2),
+        cumulants=np.zeros((2, len(prv.TILTS))),
+        log_finite=np.zeros(2),
+        correction=0.0,
+        few=1,
+        many=0,
+        noise=0.0,
+        size=1.0,
+        dropped=0.0,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_dropped_and_how_loud_the_rest_is_bounds_the_masses(seed: int) -> None:
+    points, chance = 64, np.random.default_rng(seed)
+    laws = [random_composed(chance, points, int(loud)) for loud in chance.integers(0, 2, size=3)]
+    whole, cut = laws[0], laws[0].cut(points, 0.3)
+    for law in laws[1:]:
+        whole = whole + law
+        short = replace(law, transform=law.transform[:, : cut.kept], dropped=math.inf)  # it knows no others
+        for each in (cut + law, law + cut, cut + short, short + cut):
+            assert_holds_masses(each, whole, points)
+        cut = (cut + (law, short)[chance.integers(2)]).cut(points, float(chance.choice([0.01, 0.1, 0.3])))
+        assert_holds_masses(cut, whole, points)
+    assert cut.kept < whole.kept
+
+
+def assert_holds_masses(law: prv.Composed, whole: prv.Composed, points: int) -> None:
+    masses, true = (np.fft.irfft(each.transform, points) for each in (law, whole))
+    assert np.abs(masses - true).max() <= law.rounding
+    mean = np.abs(np.fft.fft(true, axis=1)).mean(axis=1)
+    assert (mean <= law.size * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("way", [-1, 1j])
+@pytest.mark.parametrize("number", [1, 2, 3, 63, 64, 1000])
+def test_an_error_of_a_transform_is_counted_however_often_it_is_repeated(number: int, way: complex) -> None:
+    """At all frequencies at once, of a law that has next to none but the lowest."""
+    points, error = 64, 1e-7
+    bell = np.exp(-(((np.arange(points) - 32) / 8) ** 2))
+    law = random_composed(np.random.default_rng(0), points, 0)
+    law = replace(law, transform=np.fft.rfft(np.array([bell, bell]) / bell.sum()))
+    wrong = replace(law, transform=law.transform + way * error, noise=error)
+    masses, true = (np.fft.irfft(each.transform**number, points) for each in (wrong, law))
+    moved = np.abs(masses - true).max()
+    assert 0 < moved <= (wrong * number).cut(points, 0.0).rounding
+
+
+@pytest.mark.parametrize("extended", [False, True])
+@pytest.mark.parametrize("kept", [None, 16])
+def test_no_transform_claims_more_digits_than_its_numbers_have(*, extended: bool, kept: int | None) -> None:
+    grid = prv.Grid(2.0**-8, 2**10, 2.0, 1e-20, 2.0**-6, extended)
+    for side in SIDES:
+        law = prv._kept_once(Normal(0.3), grid, side, kept)
+        unit = float(np.finfo(law.transform.real.dtype).eps) / 2
+        # a sum over a row and one over rows, or as many stages as points have binary digits
+        assert law.noise >= unit * (10 if kept is None else prv._BLOCK)
+        assert (law * 3 + law).noise == (law + law * 100).noise == law.noise
+        assert (law * 3).rounding >= 3 * law.noise
+        louder = replace(law, noise=2 * law.noise)
+        assert (law + louder).noise == (louder + law).noise == louder.noise
+
+
+@pytest.mark.parametrize("number", [1, 3, 63, 64, 1000, 10**6])
+@pytest.mark.parametrize("extended", [False, True])
+def test_masses_of_many_steps_are_as_right_as_they_say(number: int, *, extended: bool) -> None:
+    """Against sums over outcomes at forty digits; the grid is so short that they wrap around many times."""
+    mesh, points, tilt = 2.0**-6, 64, 2.0
+    grid = prv.Grid(mesh, points, tilt, 1e-20, 2.0**-6, extended)
+    pair = TwoPoints(2.0**-6 * 5)
+    for side in SIDES:
+        once = prv._kept_once(pair, grid, side, None)
+        law = once * number
+        (one, _) = pairs.laws(pair, mesh=mesh, tail=grid.tail, side=side)
+        with mpmath.workdps(DIGITS):
+            tilted = [
+                mpmath.mpf(float(mass)) * mpmath.exp(tilt * mesh * (one.first + place))
+                for place, mass in enumerate(one.mass)
+            ]
+            total = mpmath.fsum(tilted)
+            true = [mpmath.mpf(0)] * points
+            for place, mass in enumerate(tilted):
+                true[(one.first + place) % points] += mass / total
+            true = cyclic_power(true, number)
+            masses = fft.irfft(law.transform[0], points)
+            split = [mpmath.mpf(float(mass)) + mpmath.mpf(float(mass - float(mass))) for mass in masses]
+            # tilted masses themselves are doubles, and wrong by a few roundings of what they are
+            of_masses = 16 * number * mpmath.mpf(2) ** -53
+            assert all(abs(a - b) <= law.rounding + of_masses * b for a, b in zip(split, true, strict=True))
+            assert law.rounding <= number * (1e-17 if extended else 2e-14)
+
+
+def cyclic_power(law: list[Any], exponent: int) -> list[Any]:
+    """By squaring."""
+    result = [mpmath.mpf(1)] + [mpmath.mpf(0)] * (len(law) - 1)
+    while exponent:
+        if exponent & 1:
+            result = cyclic_product(result, law)
+        law, exponent = cyclic_product(law, law), exponent >> 1
+    return result
+
+
+def cyclic_product(one: list[Any], other: list[Any]) -> list[Any]:
+    there = [place for place, mass in enumerate(other) if mass]
+    return [mpmath.fsum(one[place - k] * other[k] for k in there) for place in range(len(one))]
 
 
 # ---------------------------------------------------------------- what a critical read found

@@ -140,6 +140,15 @@ def test_however_few_frequencies_are_kept_delta_is_not_below_that_of_all(kept: i
         assert true.lower <= epsilon
 
 
+def test_a_sketch_tells_the_worse_direction_whichever_it_is() -> None:
+    history = Report.of(dp_sgd(0.01, 1.0, 200), delta=1e-5).history
+    assert isinstance(history, Sketch)
+    rows = {name: getattr(history.law, name)[::-1] for name in ("transform", "cumulant", "cumulants", "log_finite")}
+    mirrored = history._replace(law=replace(history.law, **rows))
+    for epsilon in (0.0, 0.3, 0.9, 1.5, 3.0):
+        assert mirrored.delta(epsilon) == pytest.approx(history.delta(epsilon), rel=1e-12)
+
+
 def test_a_young_history_of_atoms_stays_on_the_grid_and_an_old_one_becomes_a_sketch() -> None:
     report = Report.of(PureDP(epsilon=1.0), delta=1e-5)
     assert isinstance(report.history, OnGrid)
