@@ -194,8 +194,10 @@ class SampledReplaced(Pair):
         """The loss ε is at x = σ² (ε/2 + arsinh((1 − q) sinh(ε/2) / (q c))), with c = e^(−1/2σ²)."""
         variance = self.sigma * self.sigma
         half = np.clip(edges, -2 * MOST_LOSS, 2 * MOST_LOSS) / 2
-        ratio = (1 - self.q) / self.q * math.exp(0.5 / variance)
-        points = self.sigma * (half + np.arcsinh(ratio * np.sinh(half)))
+        # With a tiny q the product may pass every float: such a point is as far out as infinity is.
+        ratio = min((1 - self.q) / self.q * math.exp(0.5 / variance), math.nextafter(math.inf, 0.0))
+        with np.errstate(over="ignore"):
+            points = self.sigma * (half + np.arcsinh(ratio * np.sinh(half)))
         points = np.where(np.isinf(edges), edges, points)  # in standard deviations
         centre, centre_error = _normal(points)
         up, up_error = _normal(points - 1 / self.sigma)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from tests.service.harness import Remote, Storm, exported, fresh, remote, verifi
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 ROUNDS = 2
+_log = logging.getLogger(__name__)
 
 
 def _kill_service(service: Remote) -> None:
@@ -36,12 +38,12 @@ def test_whatever_was_answered_survives_a_crash(seed: int, kill: Callable[[Remot
             delay = rng.uniform(0.3, 1.8)
             before = storm.sent
             asyncio.run(_storm_until_killed(service, storm, kill, delay))
-            print(f"seed {seed}, round {round_}: killed after {delay:.2f} s and {storm.sent - before} requests")
+            _log.warning("seed %d, round %d: %.2f s, %d requests", seed, round_, delay, storm.sent - before)
             service.start()
             asyncio.run(_check(service, storm, complete=False))
         asyncio.run(_repeat(service, storm))
         asyncio.run(_check(service, storm, complete=True))
-    print(f"{storm.sent} requests: {dict(storm.statuses)}")
+    _log.warning("seed %d: %d requests, %s", seed, storm.sent, dict(storm.statuses))
     assert set(storm.statuses) <= {0, 200, 201, 409, 503}
     assert storm.statuses[0], "no request was under way at any kill"
 

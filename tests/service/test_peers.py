@@ -212,6 +212,23 @@ def test_an_old_idempotency_key_still_works_after_many_others(service: Local) ->
         connection.execute(text("DELETE FROM idempotency"))  # nobody can prune them
 
 
+def test_a_population_is_made_once_under_a_key(service: Local) -> None:
+    call, name = service.call, fresh()
+    body = {"name": name, "unit": "user", "budget": {"epsilon": 1.0, "delta": 1e-6}}
+    key = {"Idempotency-Key": fresh("new")}
+
+    async def twins() -> list[Any]:
+        return await asyncio.gather(*(call.client.post("/v1/populations", json=body, headers=key) for _ in range(4)))
+
+    answers = call.run(twins())
+    assert [each.status_code for each in answers] == [201] * 4
+    assert all(each.json() == answers[0].json() for each in answers)
+    assert call("POST", "/v1/populations", body).status_code == 409
+    other = call("POST", "/v1/populations", {**body, "name": fresh()}, headers=key)
+    assert other.json()["type"] == "urn:stint:problem:key-reused"
+    assert len(call.entries(name)) == 1
+
+
 def test_keys_of_different_callers_never_meet(service: Local) -> None:
     call = service.call
     name = call.population(count=10)
@@ -314,7 +331,7 @@ def test_one_populations_trouble_leaves_no_other_hold_open(service: Local, monke
     real = Writer.submit
 
     def submit(writer: Writer, operation: Operation) -> Future[Answer]:
-        if operation.population == sorted(names)[0]:
+        if operation.population == min(names):
             raise AssertionError("its book cannot be opened")
         return real(writer, operation)
 
@@ -326,7 +343,7 @@ def test_one_populations_trouble_leaves_no_other_hold_open(service: Local, monke
     statuses = [call.ok("GET", f"/v1/releases/{made[name]}")["status"] for name in sorted(names)]
     assert statuses == ["held", "expired", "expired"]
     sweeper.sweep(service.parts)
-    assert call.ok("GET", f"/v1/releases/{made[sorted(names)[0]]}")["status"] == "expired"
+    assert call.ok("GET", f"/v1/releases/{made[min(names)]}")["status"] == "expired"
 
 
 def test_a_caller_who_hangs_up_stops_nobody(service: Local) -> None:

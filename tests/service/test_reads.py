@@ -22,7 +22,8 @@ def checksums(parts: Parts) -> dict[str, str]:
             table: str(
                 connection.execute(
                     text(
-                        f"SELECT count(*) || md5(coalesce(string_agg(t::text, '|' ORDER BY t::text), '')) FROM {table} t"
+                        "SELECT count(*) || md5(coalesce(string_agg(each::text, '|' ORDER BY each::text), '')) "
+                        f"FROM {table} AS each"
                     )
                 ).scalar_one()
             )
