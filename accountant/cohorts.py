@@ -84,6 +84,10 @@ class Cohorts:
         """Every cohort's history and members; with labels this reads every datapoint."""
         return iter(self._form.items())
 
+    def sizes(self) -> Iterator[tuple[History, int]]:
+        """Every cohort's history and how many datapoints it has, without a look at them."""
+        return iter(self._form.sizes())
+
     def history(self, ordinal: int) -> History:
         """What was ever released about one datapoint."""
         if not self._size:
@@ -230,6 +234,9 @@ class _Bitmaps(_Form[FrozenBitMap]):
     def items(self) -> list[tuple[History, FrozenBitMap]]:
         return list(self.cohorts.items())
 
+    def sizes(self) -> list[tuple[History, int]]:
+        return [(history, len(members)) for history, members in self.cohorts.items()]
+
     def history(self, ordinal: int) -> History:
         return next(history for history, members in self.cohorts.items() if ordinal in members)
 
@@ -351,6 +358,9 @@ class _Labels(_Form[list[int]]):
 
     def nbytes(self) -> int:
         return sum(chunk.nbytes for chunk in self._chunks)
+
+    def sizes(self) -> list[tuple[History, int]]:
+        return [(history, sum(self._sizes[label] for label in labels)) for history, labels in self.cohorts.items()]
 
     def items(self) -> list[tuple[History, FrozenBitMap]]:
         cohort_of_label = self._cohort_of_label()

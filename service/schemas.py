@@ -221,7 +221,7 @@ class CalibrationRequest(Closed):
     epsilon: Epsilon
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     sampling_probability: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-    steps: Annotated[int, Field(ge=1, le=10**7, strict=True)]
+    steps: Annotated[int, Field(ge=1, le=10**6, strict=True)]
     adjacency: Literal["add_remove", "replace_one"] = "add_remove"
 
 

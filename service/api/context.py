@@ -126,7 +126,11 @@ async def decide(
     future = parts.writer.submit(
         Operation(population=population, actor=actor.id, decide=operation, idempotency=idempotency, uses_sql=uses_sql)
     )
-    return await asyncio.wrap_future(future)
+    try:
+        # Whoever waits longer gets no answer, but the decision may still be made: their key will find out.
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), _DECISION_SECONDS)
+    except TimeoutError:
+        raise Problem("busy", "The decision takes too long; whether it was made is not known yet.") from None
 
 
 def answered(answer: Answer) -> JSONResponse:
@@ -168,6 +172,7 @@ def must_allow_names(parts: Parts, population: str) -> None:
 
 
 MAX_PAGE = 1000
+_DECISION_SECONDS = 120
 
 
 def cursor_of(document: Mapping[str, Any]) -> str:

@@ -145,8 +145,8 @@ def change_policy(
             named_scopes=now.named_scopes if named_scopes is None else named_scopes,
         )
         over = sum(
-            len(members)
-            for history, members in book.ledger.cohorts.items()
+            datapoints
+            for history, datapoints in book.ledger.cohorts.sizes()
             if not new.budget.admits(readings.standing(new.budget, history))
         )
         body: Body = {"kind": "policy.changed", "policy": ledger_book.policy_to(new), "reason": reason}

@@ -60,7 +60,7 @@ def distribution(book: Book, *, at: datetime, windows: int = 0) -> dict[str, Any
     """How the budget stands over all datapoints, over equal windows of arrivals, and where it is going."""
     budget = book.policy.budget
     cohorts = sorted(
-        ((reading(budget, history), len(members)) for history, members in book.ledger.cohorts.items()),
+        ((reading(budget, history), datapoints) for history, datapoints in book.ledger.cohorts.sizes()),
         key=lambda each: (each[0].spent + each[0].held, -each[0].available),
     )
     total = book.size

@@ -36,7 +36,10 @@ class Database:
             max_overflow=0,
             pool_timeout=30,
             pool_pre_ping=True,
-            connect_args={"options": f"-c statement_timeout={int(settings.statement_seconds * 1000)}"},
+            connect_args={
+                "connect_timeout": 10,
+                "options": f"-c statement_timeout={int(settings.statement_seconds * 1000)}",
+            },
         )
 
         @event.listens_for(self.engine, "connect")

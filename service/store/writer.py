@@ -368,6 +368,7 @@ class _Page:
         if self._ended:
             connection.execute(_DELETE_HOLDS, {"releases": self._ended})
         if self._answers:
+            self._answers.sort(key=lambda answer: answer[0].id)  # in one order, so that writers never wait in a circle
             _keep(connection, self._answers, self.at)
 
 

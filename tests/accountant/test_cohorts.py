@@ -220,6 +220,7 @@ class CohortsAgainstDatapoints(RuleBasedStateMachine):
         listing = list(self.forms[0].items())
         for cohorts in self.forms:
             assert list(cohorts.items()) == listing
+            assert list(cohorts.sizes()) == [(history, len(members)) for history, members in listing]
             assert len(cohorts) == len(listing)
             assert cohorts.size == self.size
         histories = [history for history, _ in listing]
