@@ -10,8 +10,9 @@ the sensitivity is the engines' business: C under `add_remove`, 2C under `replac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never, cast, get_args
@@ -255,6 +256,61 @@ def counted(event: Event) -> dict[Leaf, int]:
         if not _is_free(leaf):
             counts[leaf] = counts.get(leaf, 0) + times
     return counts
+
+
+MAX_DISTINCT: Final = 256  # leaves of one kind that differ; of more, neighbours are put together
+
+
+def coarsened(counts: Mapping[Leaf, int], *, most: int = MAX_DISTINCT) -> dict[Leaf, int]:
+    """Few different leaves that cost at least as much; the same leaves if they are few already.
+
+    Parameters are rounded to fewer bits, in the direction that costs more. Less noise is never more private, since
+    noise can be added afterwards; neither is a larger sample, since replacing its output now and then by one without
+    the record gives that of the smaller one. So what is proved of these holds of those.
+    """
+    fixed = {leaf: times for leaf, times in counts.items() if not _can_be_costlier(leaf)}
+    loose = {leaf: times for leaf, times in counts.items() if leaf not in fixed}
+    for bits in range(12, 1, -1):
+        if len(loose) <= most:
+            break
+        together: dict[Leaf, int] = {}
+        for leaf, times in loose.items():
+            costlier = _costlier(leaf, bits)
+            together[costlier] = together.get(costlier, 0) + times
+        loose = together
+    return fixed | loose
+
+
+def _can_be_costlier(leaf: Leaf) -> bool:
+    """Whether parameters may be rounded; Gaussians are cheap to add up, and a label threshold is not monotone."""
+    inner = leaf.event if isinstance(leaf, PoissonSampled) else leaf
+    return isinstance(inner, Laplace | L2Laplace | PureDP | ApproxDP | ZCDP) or (
+        isinstance(leaf, PoissonSampled) and isinstance(inner, Gaussian)
+    )
+
+
+def _costlier(leaf: Leaf, bits: int) -> Leaf:
+    if isinstance(leaf, PoissonSampled):
+        q = min(1.0, _with_bits(leaf.sampling_probability, bits, math.ceil))
+        return PoissonSampled(sampling_probability=q, event=_costlier(cast("Leaf", leaf.event), bits))
+    return replace(
+        leaf,
+        **{
+            name: _with_bits(
+                getattr(leaf, name), bits, math.floor if name in {"noise_multiplier", "scale"} else math.ceil
+            )
+            for name in _fields(type(leaf))
+            if name != "delta"
+        },
+    )
+
+
+def _with_bits(value: float, bits: int, rounding: Callable[[float], int]) -> float:
+    mantissa, exponent = math.frexp(value)
+    try:
+        return math.ldexp(rounding(math.ldexp(mantissa, bits)), exponent - bits)
+    except OverflowError:
+        return value
 
 
 def _is_free(leaf: Leaf) -> bool:

@@ -57,6 +57,7 @@ class Interval(NamedTuple):
 #: ε → an interval that holds δ(ε), which falls with ε.
 Profile: TypeAlias = Callable[[float], Interval]
 
+_MAX_PARTS: Final = 64  # of different sizes
 _NOTHING: Final = Interval(0.0, 0.0)
 _UNBOUNDED: Final = Interval(math.inf, math.inf)
 
@@ -66,6 +67,8 @@ def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
     parts = _parts(event, adjacency)
     if not parts:
         return _NOTHING
+    if len(parts) > _MAX_PARTS:
+        return Interval(0.0, math.inf)  # it would take long, and say little
     intervals = [_solve_part(part, delta, adjacency) for part in parts]
     lower = max(interval.lower for interval in intervals)
     upper = intervals[0].upper if len(parts) == 1 else _solve_mixture(parts, delta)
@@ -78,7 +81,11 @@ def covers(event: Event, adjacency: Adjacency) -> bool:
         case [(PoissonSampled(), times)]:
             return times == 1
         case parts:
-            return len(parts) <= 1 or all(isinstance(part, _ThreePoints | _Shift) for part in parts)
+            return (
+                len(parts) <= 1
+                or (len(parts) <= _MAX_PARTS
+                and all(isinstance(part, _ThreePoints | _Shift) for part in parts))
+            )
 
 
 class _Gaussians(NamedTuple):
@@ -277,7 +284,7 @@ def _folded(epsilon: float, folds: int) -> Profile:
 
     def profile(target: float) -> Interval:
         value = float(np.sum(weights * -np.expm1(np.minimum(target - losses, 0.0))))
-        beyond = float(np.sum(weights[losses > target]))
+        beyond = float(np.sum(weights[losses * (1 + 4e-16) > target]))  # a loss is rounded, and may be a little more
         # of the weights, and of the differences between losses and target
         error = _FOLD_ERROR * (10 + folds) * value + 4e-16 * (target + losses[0]) * beyond
         return Interval(value - error, value + error)

@@ -38,6 +38,7 @@ _SMALL_POINTS: Final = 2**15
 KEPT_POINTS: Final = 2**16  # transforms of more are not kept; of this many, a part or a release takes 1 MB of its cache
 MAX_FREQUENCIES: Final = 256  # of a transform of which the others were dropped
 _BLOCK, _ROWS, _MOST_ROWS = 128, 8, 512  # how a law is cut up for its lowest frequencies: so small, for one thread
+_MAX_PARTS: Final = 300  # that differ; a look at each takes a millisecond or more
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
 _LOWER_WORK: Final = 2**19  # points of all parts together, for lower bounds
@@ -52,6 +53,7 @@ _BUTTERFLY: Final = 6  # roundings: error of one stage of a transform, of a law 
 NEGLIGIBLE: Final = 1e-6  # of δ
 _TOLERABLE: Final = 1e-3  # of δ; where errors are larger, another grid is tried
 _TINY: Final = 1e-3  # an ε that need not be found better
+_MAX_TRIED: Final = 2**22  # points of all grids together, once one of them has given an answer
 _LONG: Final = 10_000  # steps, from which on doubles may have too few digits
 _MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
 CUT_OFF: Final = 1e-5  # of δ: losses so rare count as infinite, else the tilted law would be of nothing but them
@@ -109,12 +111,15 @@ def _upper(found: Mapping[Part, int], delta: float, precision: float = PRECISION
     spare = finite_share(log_finite(found), delta)
     solutions: list[tuple[float, Grid]] = []
     problem = _too_costly(counts)
-    long = sum(counts.values()) >= _LONG
+    long, tried = sum(counts.values()) >= _LONG, 0
     for grid in chain(
         _grids(counts, spare, precision),
         _grids(counts, spare, precision, extended=True) if long else (),
         _grids(counts, spare, 30 * precision, extended=long),
     ):
+        tried += grid.points * len(counts)
+        if solutions and tried > _MAX_TRIED:
+            break
         try:
             solution = _solution(composed(counts, grid, "above"), grid, spare)
         except Uncovered as reason:
@@ -185,6 +190,8 @@ def _grids(counts: Counts, spare: float, precision: float = PRECISION, *, extend
     There is none where all would be too costly.
     """
     steps = sum(counts.values())
+    if len(counts) > _MAX_PARTS:
+        raise _too_costly(counts)
     if steps > _MAX_STEPS:
         raise Uncovered(f"{steps:,} steps, and at most {_MAX_STEPS:,} are composed numerically")
     cut_off = _TOLERABLE if extended else CUT_OFF

@@ -36,6 +36,7 @@ from accountant.events import (
     PartitionSelection,
     PoissonSampled,
     PureDP,
+    coarsened,
     counted,
 )
 from accountant.units import RELATIVE_MARGIN, exact, log
@@ -71,8 +72,11 @@ class Curve:
 
 
 def curve(event: Event, orders: Orders, adjacency: Adjacency) -> Curve:
-    """The curve of a whole tree: the sum over its leaves, the same to the last digit in whatever order they stand."""
-    parts = [_times(_leaf_curve(leaf, orders, adjacency), times) for leaf, times in counted(event).items()]
+    """The curve of a whole tree: the sum over its leaves, the same to the last digit in whatever order they stand.
+
+    Of a tree with very many different leaves it is the curve of fewer that cost at least as much.
+    """
+    parts = [_times(_leaf_curve(leaf, orders, adjacency), times) for leaf, times in coarsened(counted(event)).items()]
     if len(parts) == 1:
         return parts[0]
     pures = [part.pure for part in parts]
