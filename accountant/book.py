@@ -41,7 +41,7 @@ ReleaseStatus: TypeAlias = Literal["held", "denied", "committed", "expired", "vo
 
 MAX_TASKS: Final = 100_000
 MAX_PARTS: Final = 100
-MAX_RANGES: Final = 100_000
+MAX_RANGES: Final = 10_000
 MAX_UNION: Final = 100
 _KEPT_BYTES: Final = 2**16  # of a release's scopes; who larger ones touched is read from the log when it is asked
 _PLAIN: Final = frozenset({"release.denied", "release.committed", "release.voided", "release.expired"})
@@ -83,6 +83,7 @@ class Release:
     number: int
     datapoints: int
     at: str
+    actor: str
     tasks: frozenset[str]  # that its charges name
     touched: tuple[tuple[str, FrozenBitMap], ...] | None  # by which charges whom; None where that is in the log alone
     expires_at: str | None = None
@@ -107,7 +108,7 @@ class Book:
     releases: dict[str, Release] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     erased: set[int] = field(default_factory=set)
-    streams: dict[str, dict[str, str]] = field(default_factory=dict)  # stream → model → the release that paid for it
+    streams: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # stream → model → releases that paid for it
     arrivals: int = 0  # where the next task of arrivals begins
     _rules: Rules | None = None
 
@@ -168,7 +169,7 @@ class Book:
         if (held is not None if document["kind"] == "release.held" else document["kind"] in _PLAIN) and (
             "artifact" not in document
         ):
-            self._apply({**document, "at": at}, held)
+            self._apply({**document, "at": at, "actor": actor}, held)
             self.chain = self.chain.append_checked(spelled)
         else:
             self.apply(spelled)
@@ -199,8 +200,9 @@ class Book:
                 self._record(document, "held", number, held)
                 if (stream := document.get("stream")) is not None:
                     paid = self.streams.setdefault(stream["id"], {})
-                    self.releases[held.release].leans_on = frozenset(paid[model] for model in stream["reused"])
-                    paid.update(dict.fromkeys(stream["trained"], held.release))
+                    self.releases[held.release].leans_on = frozenset(paid[model][0] for model in stream["reused"])
+                    for model in stream["trained"]:
+                        paid.setdefault(model, []).append(held.release)
             case "release.denied":
                 self.ledger.statuses[document["release"]] = "voided"  # the name is used up, and nothing was held
                 self._record(document, "denied", number, None)
@@ -233,6 +235,7 @@ class Book:
             number=number,
             datapoints=document["datapoints"] if held is None else sum(len(part.scope) for part in parts),
             at=document["at"],
+            actor=document["actor"],
             tasks=frozenset(name for charge in document["charges"] for name in _named(charge["scope"])),
             touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
             expires_at=document.get("expires_at"),
@@ -243,8 +246,11 @@ class Book:
         release.status, release.resolved = status, number
         if status == "voided":  # its models never left, so nothing may lean on them
             for models in self.streams.values():
-                for model in [model for model, payer in models.items() if payer == release.id]:
-                    del models[model]
+                for model, payers in list(models.items()):
+                    if release.id in payers:
+                        payers.remove(release.id)
+                        if not payers:
+                            del models[model]
         release.artifact = document.get("artifact")
 
     # ------------------------------------------------------------ deciding

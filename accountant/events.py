@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, TypeAlias, assert_never, cast, get_args
@@ -293,16 +293,12 @@ def _costlier(leaf: Leaf, bits: int) -> Leaf:
     if isinstance(leaf, PoissonSampled):
         q = min(1.0, _with_bits(leaf.sampling_probability, bits, math.ceil))
         return PoissonSampled(sampling_probability=q, event=_costlier(cast("Leaf", leaf.event), bits))
-    return replace(
-        leaf,
-        **{
-            name: _with_bits(
-                getattr(leaf, name), bits, math.floor if name in {"noise_multiplier", "scale"} else math.ceil
-            )
-            for name in _fields(type(leaf))
-            if name != "delta"
-        },
-    )
+    kind = type(leaf)
+    values = {name: getattr(leaf, name) for name in _fields(kind)}
+    for name, value in values.items():
+        if name != "delta":
+            values[name] = _with_bits(value, bits, math.floor if name in {"noise_multiplier", "scale"} else math.ceil)
+    return kind(**values)
 
 
 def _with_bits(value: float, bits: int, rounding: Callable[[float], int]) -> float:

@@ -36,11 +36,12 @@ from accountant.units import Range, real
 
 LIFELONG: Final = ""  # the name of the ledger over a datapoint's whole life; a task's own has the task's name
 MAX_CHARGES: Final = 1_000
-MAX_REGIONS: Final = 10_000  # disjoint sets into which the scopes of one release cut each other
+MAX_REGIONS: Final = 1_000  # disjoint sets into which the scopes of one release cut each other
 MAX_NAME: Final = 200
 _PROBES, _FEW_PROBES = 14, 3  # compositions per advice, of what is composed quickly and of what is not
 _QUICK_NODES, _QUICK_LEAVES = 20, 50_000
 _MOST_FACTOR: Final = 100.0  # by which noise would have to grow, beyond which composing is not tried
+MAX_COMPOSED_NODES: Final = 200  # of all charges together; larger releases are charged by their curve
 MAX_COLLAPSES: Final = 32  # different events that one release may come to; to compose each takes milliseconds
 
 OnExhausted: TypeAlias = Literal["deny", "trim"]
@@ -249,7 +250,10 @@ def propose(
     cohorts = ledger.cohorts
     cut = [_Region(*region, cohorts.touched(region[1])) for region in regions(charges)]
     dues = list(_dues(rules, charges, cut))
-    if len({_composed(charges, due.charges) for due in dues}) > MAX_COLLAPSES:
+    if (
+        len({_composed(charges, due.charges) for due in dues}) > MAX_COLLAPSES
+        or sum(charge.event.shape.nodes for charge in charges) > MAX_COMPOSED_NODES
+    ):
         delta = 0.0
     prices = [
         sealed.choose(due.budget, _composed(charges, due.charges), rules.adjacency, due.standings, delta=delta)

@@ -57,6 +57,9 @@ def running(settings: Settings, *, sweeps: bool = True) -> Iterator[Parts]:
         metrics = Metrics()
         database = Database(url, settings)
         stack.callback(database.close)
+        secrets = signing.load(settings.data)
+        with database.transaction() as connection:
+            signing.belongs(connection, secrets, settings.data)
         books = Books(database)
         writer = Writer(database, books, settings, metrics)
         stack.callback(writer.close)
@@ -66,7 +69,7 @@ def running(settings: Settings, *, sweeps: bool = True) -> Iterator[Parts]:
             books=books,
             writer=writer,
             doorkeeper=Doorkeeper(database),
-            secrets=signing.load(settings.data),
+            secrets=secrets,
             metrics=metrics,
         )
         if sweeps:

@@ -21,6 +21,7 @@ import click
 from accountant.errors import AccountantError
 from service import settings as settings_module
 from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of, with_kind
+from service.errors import WrongSecrets
 from service.foreground import CouldNot, Foreground, database_problems
 
 # What serves is imported where it is used: a price must not wait for a web server.
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has had enough
         return FINE
-    except (CouldNot, AccountantError) as problem:
+    except (CouldNot, WrongSecrets, AccountantError) as problem:
         return _complain(str(problem), COULD_NOT)
     except OSError as problem:
         named = f"{problem.filename}: " if problem.filename else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 
@@ -71,3 +72,13 @@ class NotFound(Problem):
 
     def __init__(self, what: str, name: object) -> None:
         super().__init__("not-found", f"There is no {what} {str(name)[:200]!r}.")
+
+
+class WrongSecrets(Exception):
+    """The database belongs to other secrets: under these, every known key would be a stranger with a full budget."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"the secrets in {folder} are not those of this database, under which its datapoints are known; "
+            "start with the data folder that belongs to it (STINT_DATA)"
+        )

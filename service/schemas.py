@@ -147,7 +147,7 @@ class NewRelease(Closed):
 
     population: PopulationName
     kind: Literal["weights", "labels", "prototypes", "window_model", "other"] = "weights"
-    charges: list[ProposedCharge] = Field(default_factory=list, max_length=1000)
+    charges: list[ProposedCharge] = Field(default_factory=list, max_length=100)
     mechanism: MechanismChoice | None = None
     task: Name | None = None
     part: Name | None = None

@@ -28,7 +28,7 @@ class Settings:
     host: str = _setting("STINT_HOST", "127.0.0.1", "the address to listen on")
     port: int = _setting("STINT_PORT", 8000, "the port to listen on; 0 takes a free one")
     connections: int = _setting("STINT_CONNECTIONS", 12, "the most connections to the database")
-    writers: int = _setting("STINT_WRITERS", 4, "threads that decide; a population always has the same one")
+    writers: int = _setting("STINT_WRITERS", 4, "threads that decide; a population that waits is served by one of them")
     batch: int = _setting("STINT_BATCH", 64, "the most decisions that share one transaction")
     queue: int = _setting("STINT_QUEUE", 1024, "the most decisions that wait; more are told to come back")
     requests: int = _setting("STINT_REQUESTS", 512, "the most requests at a time; more are told to come back")

@@ -7,10 +7,14 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import Connection, text
+
+from service.errors import WrongSecrets
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,16 @@ class Secrets:
     def public_key(self) -> bytes:
         """The 32 bytes with which anybody can check a signature."""
         return self.signing.public_key().public_bytes_raw()
+
+
+def belongs(connection: Connection, given: Secrets, folder: Path) -> None:
+    """Bind a new database to these secrets, and refuse one that is bound to others."""
+    digest = sha256(b"stint.installation.v1\x00" + given.datapoints + given.public_key).digest()
+    connection.execute(
+        text("INSERT INTO installation (secrets) VALUES (:digest) ON CONFLICT DO NOTHING"), {"digest": digest}
+    )
+    if connection.execute(text("SELECT secrets FROM installation")).scalar_one() != digest:
+        raise WrongSecrets(folder)
 
 
 def load(folder: Path) -> Secrets:

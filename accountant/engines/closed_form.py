@@ -81,10 +81,8 @@ def covers(event: Event, adjacency: Adjacency) -> bool:
         case [(PoissonSampled(), times)]:
             return times == 1
         case parts:
-            return (
-                len(parts) <= 1
-                or (len(parts) <= _MAX_PARTS
-                and all(isinstance(part, _ThreePoints | _Shift) for part in parts))
+            return len(parts) <= 1 or (
+                len(parts) <= _MAX_PARTS and all(isinstance(part, _ThreePoints | _Shift) for part in parts)
             )
 
 

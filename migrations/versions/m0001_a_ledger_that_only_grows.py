@@ -71,6 +71,10 @@ CREATE TABLE checkpoint (
     public_key bytea NOT NULL,
     heads bytea NOT NULL
 );
+CREATE TABLE installation (
+    only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
+    secrets bytea NOT NULL
+);
 CREATE TABLE api_key (
     id text PRIMARY KEY,
     name text NOT NULL,
@@ -94,6 +98,7 @@ CREATE TRIGGER only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON entry EXECUTE F
 CREATE TRIGGER only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON release EXECUTE FUNCTION refuse_change();
 CREATE TRIGGER only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON idempotency EXECUTE FUNCTION refuse_change();
 CREATE TRIGGER only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON checkpoint EXECUTE FUNCTION refuse_change();
+CREATE TRIGGER only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON installation EXECUTE FUNCTION refuse_change();
 """
 
 # The service works as this role, which owns nothing and could not change the ledger even without the triggers.
@@ -104,8 +109,10 @@ END $$;
 GRANT stint_service TO CURRENT_USER;
 DO $$ BEGIN EXECUTE format('GRANT USAGE ON SCHEMA %I TO stint_service', current_schema()); END $$;
 GRANT SELECT ON alembic_version TO stint_service;
-GRANT SELECT, INSERT ON entry, release, idempotency, checkpoint TO stint_service;
-GRANT SELECT, INSERT, UPDATE ON population, datapoint, api_key TO stint_service;
+GRANT SELECT, INSERT ON entry, release, idempotency, checkpoint, installation TO stint_service;
+GRANT SELECT, INSERT, UPDATE (number, hash, root) ON population TO stint_service;
+GRANT SELECT, INSERT, UPDATE (erased_at) ON datapoint TO stint_service;
+GRANT SELECT, INSERT, UPDATE (revoked, last_used_at) ON api_key TO stint_service;
 GRANT SELECT, INSERT, DELETE ON hold, cohort TO stint_service;
 """
 

@@ -39,15 +39,18 @@ class Parts:
     secrets: Secrets
     metrics: Metrics
 
-    def resolved(self, population: str, scope: dict[str, Any]) -> dict[str, Any]:
-        """A scope with its keys looked up; keys go no further than this."""
+    def resolved(self, population: str, scope: dict[str, Any], *, nested: bool = False) -> dict[str, Any]:
+        """A scope with its keys looked up; keys go no further than this. A union in a union is none, and left alone."""
         match scope:
             case {"keys": list(names), **rest} if not rest:
                 digests = [datapoints.digest(self.secrets.datapoints, population, name) for name in names]
                 return {"bitmap": bitmap_to(datapoints.ordinals(self.database, population, digests))}
-            case {"union": list(inside), **rest} if not rest:
+            case {"union": list(inside), **rest} if not rest and not nested:
                 return {
-                    "union": [self.resolved(population, each) if isinstance(each, dict) else each for each in inside]
+                    "union": [
+                        self.resolved(population, each, nested=True) if isinstance(each, dict) else each
+                        for each in inside
+                    ]
                 }
             case _:
                 return scope
@@ -99,6 +102,7 @@ Pipeline = Annotated[Actor, requires("pipeline", "officer")]
 Officer = Annotated[Actor, requires("officer")]
 Reader = Annotated[Actor, requires("officer", "auditor")]
 Auditor = Annotated[Actor, requires("auditor", "officer")]
+Trusted = Annotated[Actor, requires("worker", "officer", "auditor")]
 Admin = Annotated[Actor, requires("admin")]
 
 
@@ -155,12 +159,10 @@ def problems(*names: str) -> dict[int | str, dict[str, Any]]:
 
 
 def names_individuals(scope: Mapping[str, Any]) -> bool:
-    """Whether a scope names single datapoints, by key or bitmap."""
-    parts = scope.get("union", [])
-    inside = parts if isinstance(parts, list) else []
-    return any(
-        isinstance(each, dict) and not set(each) <= {"task", "part", "ranges", "union", "next"}
-        for each in (scope, *inside)
+    """Whether a scope names single datapoints, by key or bitmap, at whatever depth."""
+    inside = scope.get("union", [])
+    return not set(scope) <= {"task", "part", "ranges", "union", "next"} or any(
+        isinstance(each, dict) and names_individuals(each) for each in (inside if isinstance(inside, list) else [])
     )
 
 

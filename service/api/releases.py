@@ -18,6 +18,7 @@ from service.api.context import (
     Parts,
     Pipeline,
     Service,
+    Trusted,
     answered,
     cursor_of,
     decide,
@@ -184,6 +185,16 @@ def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
         return releases.detail(book, release, body, sees_individuals=actor.sees_individuals)
 
 
+@router.get("/{release}/members", responses=problems("not-found"), summary="Whom it was charged to")
+def members(release: ReleaseId, parts: Service, _actor: Trusted) -> dict[str, Any]:
+    """For the trusted side that trains: each charge with its datapoints as a bitmap, without those who were trimmed."""
+    population = _owner(parts, release)
+    with parts.database.transaction() as connection:
+        body = from_canonical(bytes(connection.execute(_BODY, {"id": release}).scalar_one()))
+    with parts.books.read(population) as book:
+        return {"release": release, "charges": releases.members(book, body)}
+
+
 @router.post(
     "/{release}/commit", responses=problems("not-found", "conflict", "key-reused"), summary="It left the house"
 )
@@ -194,7 +205,7 @@ async def commit(
     artifact = None if done.artifact is None else done.artifact.model_dump(exclude_none=True)
     canonical(artifact)
     population = await _population_of(parts, release)
-    operation = releases.commit(release=release, artifact=artifact)
+    operation = releases.commit(release=release, artifact=artifact, by=actor)
     return answered(await decide(request, parts, actor, population, operation, key))
 
 
@@ -207,7 +218,7 @@ async def void(
     """For a reason, which is recorded: the hold is gone, as if it had never been."""
     canonical(why.evidence)
     population = await _population_of(parts, release)
-    operation = releases.void(release=release, reason=why.reason, evidence=why.evidence)
+    operation = releases.void(release=release, reason=why.reason, evidence=why.evidence, by=actor)
     return answered(await decide(request, parts, actor, population, operation, key))
 
 

@@ -17,7 +17,7 @@ _UNREADY: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready"}}
 
 
 @router.get("/healthz", summary="Alive")
-def healthz() -> dict[str, str]:
+async def healthz() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
 

@@ -38,6 +38,9 @@ _INSERT = text(
 )
 _CHECKPOINTS = text("SELECT number, at, payload, signature, public_key, heads FROM checkpoint ORDER BY number")
 _CHECKPOINT = text("SELECT number, at, payload, signature, public_key, heads FROM checkpoint WHERE number = :number")
+_NEWEST = text(
+    "SELECT number, at, payload, signature, public_key, heads FROM checkpoint ORDER BY number DESC LIMIT 1000"
+)
 _LAST = text("SELECT heads FROM checkpoint ORDER BY number DESC LIMIT 1")
 _LOG = text(
     "SELECT number, previous, hash, kind, release, at, body FROM entry "
@@ -76,9 +79,9 @@ def checkpoint(database: Database, secrets: Secrets, *, unless_same: bool = Fals
 
 
 def checkpoints(database: Database) -> list[dict[str, Any]]:
-    """All checkpoints, oldest first, without their heads."""
+    """The newest thousand checkpoints, newest first, without their heads."""
     with database.transaction() as connection:
-        rows = connection.execute(_CHECKPOINTS).mappings().all()
+        rows = connection.execute(_NEWEST).mappings().all()
     return [{name: value for name, value in _shown(row["number"], row).items() if name != "heads"} for row in rows]
 
 

@@ -8,9 +8,12 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from pyroaring import BitMap
+
 from accountant import sealed
+from accountant.book import bitmap_to
 from accountant.engines import ENGINES
-from accountant.events import Composed, event_from_json, event_to_json
+from accountant.events import Composed, counted, event_from_json, event_to_json
 from accountant.guarantees import rounded_up
 from accountant.ledger import LIFELONG, regions, standing
 from service.errors import NotFound, Problem
@@ -24,15 +27,16 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from accountant.book import Body, Book
+    from accountant.book import Body, Book, Release
     from accountant.chain import Link
     from accountant.events import Event
     from accountant.ledger import Charge, Decision, OnExhausted
+    from service.operations.keys import Actor
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 DECLARATIONS: Final = ("label_space", "state", "tuning", "pretraining")
 MAX_ADVICE_EVENTS: Final = 20
-MAX_ENGINE_LEAVES: Final = 100_000
+MAX_ENGINE_LEAVES, MAX_ENGINE_KINDS = 100_000, 20
 _FIRST, _COUNT = secrets.randbits(80), count()
 
 
@@ -94,6 +98,11 @@ def price(book: Book, proposal: Proposal) -> Priced:
             if unpaid := [model for model in quoted.reused if model not in paid]:
                 message = f"This step leans on models that no step of its stream was charged for: {'; '.join(unpaid)}."
                 reasons.append({"code": "schedule.unpaid", "message": message})
+        if proposal.scope is not None and any(each.start is not None for each in quoted.charges):
+            # Its ranges would not be charged to the task that the proposal names.
+            raise Problem(
+                "invalid", f"Mechanism {mechanism.name!r} names its datapoints itself: leave this out.", "task"
+            )
         for each in quoted.charges:
             if each.start is not None:
                 scope: Mapping[str, Any] | None = {"ranges": [[each.start, each.stop]]}
@@ -187,6 +196,10 @@ def dry_run(book: Book, proposal: Proposal) -> dict[str, Any]:
 
 
 def _decision(book: Book, proposal: Proposal, priced: Priced, release: str) -> Decision:
+    if proposal.on_exhausted == "trim" and book.policy.on_exhausted == "deny":
+        raise Problem(
+            "forbidden", "The policy denies a release that somebody cannot afford: it trims nobody.", "on_exhausted"
+        )
     return book.propose(
         release=release, charges=priced.charges, delta=proposal.delta, on_exhausted=proposal.on_exhausted
     )
@@ -243,11 +256,11 @@ def decision_shown(book: Book, decision: Decision, refusals: Sequence[Mapping[st
     }
 
 
-def commit(*, release: str, artifact: Mapping[str, Any] | None) -> Decide:
+def commit(*, release: str, artifact: Mapping[str, Any] | None, by: Actor) -> Decide:
     """The release left the house. Once it has expired it is spent already, and only its artifact can be attached."""
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
-        known = _known(book, release)
+        known = _owned(book, release, by)
         match known.status:
             case "held":
                 body: Body = {"kind": "release.committed", "release": release}
@@ -267,12 +280,15 @@ def commit(*, release: str, artifact: Mapping[str, Any] | None) -> Decide:
     return decide
 
 
-def void(*, release: str, reason: str, evidence: Mapping[str, Any] | None) -> Decide:
-    """Nothing of the release left the house, for a reason that is recorded."""
+def void(*, release: str, reason: str, evidence: Mapping[str, Any] | None, by: Actor) -> Decide:
+    """Nothing of the release left the house, for a reason that is recorded; once the hold ran out it is too late."""
 
-    def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
-        match _known(book, release).status:
+    def decide(book: Book, at: datetime, _connection: Connection | None) -> Outcome:
+        known = _owned(book, release, by)
+        match known.status:
             case "held":
+                if known.expires_at is not None and datetime.fromisoformat(known.expires_at) <= at:
+                    raise Problem("conflict", f"Release {release} ran out at {known.expires_at}: unknown is spent.")
                 if others := book.leaning(release):
                     message = f"Release {others[0]} makes use of its models: void that first, or commit this one."
                     raise Problem("conflict", message)
@@ -306,7 +322,15 @@ def expire(*, releases: Sequence[str]) -> Decide:
     return decide
 
 
-def _known(book: Book, release: str) -> Any:
+def _owned(book: Book, release: str, by: Actor) -> Release:
+    """A release that the actor may resolve: its own, or any if it is an officer."""
+    known = _known(book, release)
+    if known.actor != by.id and not by.has("officer"):
+        raise Problem("forbidden", f"Release {release} was proposed under another key.")
+    return known
+
+
+def _known(book: Book, release: str) -> Release:
     known = book.releases.get(release)
     if known is None:
         raise NotFound("release", release)
@@ -361,11 +385,27 @@ def detail(book: Book, release: str, body: Mapping[str, Any], *, sees_individual
     }
 
 
+def members(book: Book, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Who was charged with what: nobody by a release that was denied."""
+    if body["kind"] != "release.held":
+        return []
+    parts = book.held_from(body).parts
+    return [
+        {
+            "event": charge["event"],
+            "bitmap": bitmap_to(
+                BitMap().union(*(part.scope for part in parts if str(number) in part.touch.decode().split(",")))
+            ),
+        }
+        for number, charge in enumerate(body["charges"])
+    ]
+
+
 def _engines(book: Book, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each engine proves of all charges together, at the δ of the budget: by itself, not as part of a life."""
     event = Composed(events=tuple(event_from_json(charge["event"]) for charge in body["charges"]))
     delta = book.policy.budget.delta
-    if delta == 0 or event.shape.leaves > MAX_ENGINE_LEAVES:
+    if delta == 0 or event.shape.leaves > MAX_ENGINE_LEAVES or len(counted(event)) > MAX_ENGINE_KINDS:
         return []
     found = []
     for name, engine in ENGINES.items():

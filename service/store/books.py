@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from service.store.database import Database
 
-_HEAD = text("SELECT id, number FROM population WHERE name = :name")
+_HEAD = text("SELECT id, number, hash FROM population WHERE name = :name")
 _ENTRIES = text(
     "SELECT body FROM entry WHERE population_id = :id AND number > :after AND number <= :upto "
     "ORDER BY number LIMIT 1000"
 )
 #: Locks populations for a decision, always in the same order.
-LOCK: Final = "SELECT id, name, number FROM population WHERE name = ANY(%(names)s) ORDER BY id FOR UPDATE"
+LOCK: Final = "SELECT id, name, number, hash FROM population WHERE name = ANY(%(names)s) ORDER BY id FOR UPDATE"
 
 
 class Slot:
@@ -38,9 +38,11 @@ class Slot:
         self.id = 0
         self.book: Book | None = None
 
-    def catch_up(self, connection: Connection, number: int) -> Book:
-        """The book as it is after entry `number`."""
+    def catch_up(self, connection: Connection, number: int, head: bytes) -> Book:
+        """The book as it is after entry `number`, which has the hash `head`; one of another log is read anew."""
         book, self.book = self.book, None  # should an entry fail, the next look starts from nothing
+        if book is not None and (book.number > number or (book.number == number and book.chain.link.hash != head)):
+            book = None  # the database was restored under us
         while book is None or book.number < number:
             after = 0 if book is None else book.number
             bodies = connection.execute(_ENTRIES, {"id": self.id, "after": after, "upto": number}).scalars().all()
@@ -50,7 +52,7 @@ class Slot:
                     book = Book.of(bytes(body))
                 else:
                     book.apply(bytes(body))
-        assert book.number == number, "a book cannot be ahead of its log"
+        assert (book.number, book.chain.link.hash) == (number, head), "the log does not lead to its head"
         self.book = book
         return book
 
@@ -88,16 +90,18 @@ class Books:
                     self.forget(name)
                     raise NotFound("population", name)
                 slot.id = row.id
-                book = slot.catch_up(connection, row.number)
+                book = slot.catch_up(connection, row.number, bytes(row.hash))
             yield book
 
 
-def opened(connection: Connection, slots: Sequence[Slot], rows: Iterable[tuple[int, str, int]]) -> dict[str, Book]:
+def opened(
+    connection: Connection, slots: Sequence[Slot], rows: Iterable[tuple[int, str, int, bytes]]
+) -> dict[str, Book]:
     """The books of populations that `LOCK` has locked and answered with these rows, brought up to date."""
     by_name = {slot.name: slot for slot in slots}
     books: dict[str, Book] = {}
-    for identity, name, number in rows:
+    for identity, name, number, head in rows:
         slot = by_name[name]
         slot.id = identity
-        books[name] = slot.catch_up(connection, number)
+        books[name] = slot.catch_up(connection, number, bytes(head))
     return books

@@ -117,6 +117,14 @@ checkpoint = Table(
     Column("heads", LargeBinary, nullable=False),
 )
 
+#: One row: the digest of the secrets that this database belongs to. Only grows.
+installation = Table(
+    "installation",
+    metadata,
+    Column("only_one", Boolean, primary_key=True, server_default=text("true")),
+    Column("secrets", LargeBinary, nullable=False),
+)
+
 #: API keys, by the hash of their secret.
 api_key = Table(
     "api_key",
@@ -134,4 +142,4 @@ api_key = Table(
 )
 
 #: Tables that refuse UPDATE, DELETE and TRUNCATE.
-ONLY_GROW = ("entry", "release", "idempotency", "checkpoint")
+ONLY_GROW = ("entry", "release", "idempotency", "checkpoint", "installation")

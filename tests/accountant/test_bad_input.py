@@ -423,7 +423,7 @@ def around(leaf: Event) -> list[Event]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("kind", EXTREME_LEAVES)
 def test_extreme_events_have_sound_bounds_and_prices(kind: str, adjacency: Adjacency) -> None:
