@@ -93,6 +93,7 @@ def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
         scope=None if scope is None else parts.resolved(new.population, scope),
         delta=new.delta,
         on_exhausted=new.on_exhausted,
+        may_trim=actor.has("officer"),
         hold_seconds=new.hold_seconds or parts.settings.hold_seconds,
         declared=declared,
     )

@@ -79,10 +79,12 @@ def checkpoint(database: Database, secrets: Secrets, *, unless_same: bool = Fals
 
 
 def checkpoints(database: Database) -> list[dict[str, Any]]:
-    """The newest thousand checkpoints, newest first, without their heads."""
+    """The newest thousand checkpoints, oldest first, without their heads."""
     with database.transaction() as connection:
         rows = connection.execute(_NEWEST).mappings().all()
-    return [{name: value for name, value in _shown(row["number"], row).items() if name != "heads"} for row in rows]
+    return [
+        {name: value for name, value in _shown(row["number"], row).items() if name != "heads"} for row in reversed(rows)
+    ]
 
 
 def one_checkpoint(database: Database, number: int) -> dict[str, Any]:

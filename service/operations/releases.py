@@ -60,6 +60,7 @@ class Proposal:
     scope: Mapping[str, Any] | None = None
     delta: float | None = None
     on_exhausted: OnExhausted | None = None
+    may_trim: bool = False  # although the policy denies
     hold_seconds: int
     declared: Mapping[str, Any]
 
@@ -196,7 +197,7 @@ def dry_run(book: Book, proposal: Proposal) -> dict[str, Any]:
 
 
 def _decision(book: Book, proposal: Proposal, priced: Priced, release: str) -> Decision:
-    if proposal.on_exhausted == "trim" and book.policy.on_exhausted == "deny":
+    if proposal.on_exhausted == "trim" and book.policy.on_exhausted == "deny" and not proposal.may_trim:
         raise Problem(
             "forbidden", "The policy denies a release that somebody cannot afford: it trims nobody.", "on_exhausted"
         )

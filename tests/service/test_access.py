@@ -118,6 +118,7 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/populations/{population}/datapoints/{ordinal}"): READERS,
     ("POST", "/v1/releases"): PIPELINES,
     ("POST", "/v1/releases/batch"): PIPELINES,
+    ("GET", "/v1/releases/{release}/members"): (*READERS, "worker"),
     ("POST", "/v1/releases/{release}/commit"): PIPELINES,
     ("POST", "/v1/releases/{release}/void"): PIPELINES,
     ("POST", "/v1/advice/what-if"): PIPELINES,

@@ -109,7 +109,7 @@ def test_two_hundred_thousand_keys_are_streamed_in_flat_memory(house: House) -> 
 
 
 @needs_proc
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_million_keys_are_streamed_in_flat_memory(house: House) -> None:
     stream_and_compare(house, 1_000_000, known=200_000)

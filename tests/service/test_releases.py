@@ -289,7 +289,7 @@ def test_what_is_advised_is_then_admitted(house: House, event: dict[str, Any]) -
         dry = house.pipeline.post("/v1/releases?dry_run=true", body(name, advice[kind]["events"][0]))
         assert dry["decision"]["outcome"] == "admitted", kind
     assert advice["trim"]["datapoints"] == 30
-    trimmed = house.pipeline.propose(name, (ALL, event), on_exhausted="trim")
+    trimmed = house.officer.propose(name, (ALL, event), on_exhausted="trim")
     assert (trimmed["status"], trimmed["decision"]["trimmed"]) == ("held", 30)
 
 
