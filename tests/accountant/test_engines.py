@@ -29,11 +29,13 @@ from accountant.events import (
     Gaussian,
     L2Laplace,
     Laplace,
+    Leaf,
     NonPrivate,
     PartitionSelection,
     PoissonSampled,
     PureDP,
     Repeated,
+    coarsened,
 )
 from accountant.partition import exact_delta
 from accountant.units import RHO_UNITS_PER_NAT, charged_rho
@@ -651,3 +653,55 @@ def test_replace_one_dp_sgd_covers_the_tight_figures() -> None:
         event = Repeated(times=steps, event=sampled(Gaussian(noise_multiplier=noise), q))
         upper = account(event, delta=1e-5, adjacency="replace_one").upper
         assert tight <= upper <= 1.25 * tight
+
+
+# ---------------------------------------------------------------- very many different leaves
+
+
+def many(count: int) -> list[Leaf]:
+    """Leaves of every kind that may be rounded, all different."""
+    leaves: list[Leaf] = []
+    for i in range(count):
+        noisy, flat = Gaussian(noise_multiplier=2.0 + 1e-5 * i), Laplace(scale=3.0 + 1e-5 * i)
+        leaves += [
+            PoissonSampled(sampling_probability=0.01 + 1e-6 * i, event=noisy),
+            PoissonSampled(sampling_probability=0.3 - 1e-6 * i, event=flat),
+            Laplace(scale=20.0 + 1e-4 * i),
+            PureDP(epsilon=0.001 + 1e-7 * i),
+            ApproxDP(epsilon=0.002 + 1e-7 * i, delta=1e-9),
+            ZCDP(rho=1e-4 + 1e-8 * i),
+        ]
+    return leaves
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_fewer_leaves_cost_at_least_as_much_and_hardly_more(adjacency: Adjacency) -> None:
+    counts = dict.fromkeys(many(60), 2)
+    fewer = coarsened(counts, most=100)
+    assert sum(fewer.values()) == sum(counts.values())
+    assert len(fewer) <= 100 < len(counts)
+    orders = (1.5, 4.0, 32.0)
+    exactly, roughly = (
+        rdp.curve(Composed(events=tuple(Repeated(times=n, event=leaf) for leaf, n in each.items())), orders, adjacency)
+        for each in (counts, fewer)
+    )
+    assert (roughly.rho >= exactly.rho).all()
+    assert (roughly.rho <= exactly.rho * 1.25).all()
+    assert roughly.delta == exactly.delta
+
+
+def test_few_leaves_and_those_that_must_not_be_rounded_stay_as_they_are() -> None:
+    few = dict.fromkeys(many(2), 1)
+    assert coarsened(few) == few
+    kept = {PartitionSelection(epsilon=0.1 + 1e-4 * i, delta=1e-8): 1 for i in range(50)}
+    kept |= {Gaussian(noise_multiplier=5.0 + i): 1 for i in range(50)}
+    assert coarsened(kept, most=10) == kept
+
+
+def test_an_event_of_thousands_of_parts_is_answered() -> None:
+    event = Composed(events=tuple(PureDP(epsilon=0.001 + 1e-6 * i) for i in range(5000)))
+    answer = account(event, delta=1e-5)
+    assert answer.engine == "rdp"
+    assert "too many points" in answer.remark
+    fewer = Composed(events=tuple(PureDP(epsilon=0.001 + 1e-6 * i) for i in range(0, 5000, 50)))
+    assert answer.upper >= account(Repeated(times=50, event=fewer), delta=1e-5).lower
