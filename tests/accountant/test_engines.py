@@ -693,7 +693,7 @@ def test_fewer_leaves_cost_at_least_as_much_and_hardly_more(adjacency: Adjacency
 def test_few_leaves_and_those_that_must_not_be_rounded_stay_as_they_are() -> None:
     few = dict.fromkeys(many(2), 1)
     assert coarsened(few) == few
-    kept = {PartitionSelection(epsilon=0.1 + 1e-4 * i, delta=1e-8): 1 for i in range(50)}
+    kept: dict[Leaf, int] = {PartitionSelection(epsilon=0.1 + 1e-4 * i, delta=1e-8): 1 for i in range(50)}
     kept |= {Gaussian(noise_multiplier=5.0 + i): 1 for i in range(50)}
     assert coarsened(kept, most=10) == kept
 
