@@ -258,7 +258,7 @@ def counted(event: Event) -> dict[Leaf, int]:
     return counts
 
 
-MAX_DISTINCT: Final = 256  # leaves of one kind that differ; of more, neighbours are put together
+MAX_DISTINCT: Final = 1_024  # leaves of one kind that differ; of more, neighbours are put together
 
 
 def coarsened(counts: Mapping[Leaf, int], *, most: int = MAX_DISTINCT) -> dict[Leaf, int]:

@@ -498,7 +498,7 @@ def test_scopes_that_cut_each_other_to_pieces_are_refused() -> None:
     book = life(1 << 14)
     bits = [charge(BitMap(n for n in range(1 << 14) if n >> bit & 1), PureDP(epsilon=0.001)) for bit in range(14)]
     assert propose(book, RULES, release="r", charges=bits[:8]).outcome == "admitted"
-    with pytest.raises(InvalidInput, match="charges: expected scopes that cut each other into at most 10000 sets"):
+    with pytest.raises(InvalidInput, match="charges: expected scopes that cut each other into at most 1000 sets"):
         propose(book, RULES, release="r", charges=bits)
 
 

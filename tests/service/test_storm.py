@@ -24,7 +24,7 @@ CLIENTS = 64
         pytest.param(1, 1, 300, {}, id="a gust"),
         pytest.param(2, 1, 1500, {}, id="one population", marks=pytest.mark.slow),
         pytest.param(
-            3, 4, 1200, {"requests": 40, "queue": 24}, id="four populations, too few places", marks=pytest.mark.slow
+            3, 4, 1200, {"requests": 40, "queue": 24}, id="four populations, too few places", marks=pytest.mark.full
         ),
     ],
 )
