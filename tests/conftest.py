@@ -28,8 +28,8 @@ def checkout() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data sets, which the repository does not carry: STINT_DATA, or ../shared/data."""
-    folder = Path(os.environ.get("STINT_DATA") or ROOT.parent / "shared" / "data")
+    """The folder of real data sets, which the repository does not carry: STINT_SHARED_DATA, or ../shared/data."""
+    folder = Path(os.environ.get("STINT_SHARED_DATA") or ROOT.parent / "shared" / "data")
     if not folder.is_dir():
-        pytest.skip("real data is absent: point STINT_DATA at it")
+        pytest.skip("real data is absent: point STINT_SHARED_DATA at it")
     return folder

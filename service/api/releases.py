@@ -179,21 +179,30 @@ def list_all(
 @router.get("/{release}", responses=problems("not-found"), summary="One release")
 def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
     """Its charges, its decision and what became of it."""
-    population = _owner(parts, release)
-    with parts.database.transaction() as connection:
-        body = from_canonical(bytes(connection.execute(_BODY, {"id": release}).scalar_one()))
-    with parts.books.read(population) as book:
-        return releases.detail(book, release, body, sees_individuals=actor.sees_individuals)
+    body = _body(parts, release)
+    with parts.books.read(_owner(parts, release)) as book:
+        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals)
+        budget, adjacency = book.policy.budget, book.adjacency
+    # They may take seconds, and need the book no more.
+    return {**shown, "engines": releases.engines(body, delta=budget.delta, adjacency=adjacency)}
 
 
 @router.get("/{release}/members", responses=problems("not-found"), summary="Whom it was charged to")
 def members(release: ReleaseId, parts: Service, _actor: Trusted) -> dict[str, Any]:
     """For the trusted side that trains: each charge with its datapoints as a bitmap, without those who were trimmed."""
-    population = _owner(parts, release)
-    with parts.database.transaction() as connection:
-        body = from_canonical(bytes(connection.execute(_BODY, {"id": release}).scalar_one()))
-    with parts.books.read(population) as book:
+    body = _body(parts, release)
+    with parts.books.read(_owner(parts, release)) as book:
         return {"release": release, "charges": releases.members(book, body)}
+
+
+def _body(parts: Parts, release: str) -> dict[str, Any]:
+    """The entry that the release was proposed with."""
+    with parts.database.transaction() as connection:
+        body = connection.execute(_BODY, {"id": release}).scalar_one_or_none()
+    if body is None:
+        raise NotFound("release", release)
+    found: dict[str, Any] = from_canonical(bytes(body))
+    return found
 
 
 @router.post(

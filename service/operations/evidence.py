@@ -36,11 +36,10 @@ _INSERT = text(
     "INSERT INTO checkpoint (at, payload, signature, public_key, heads) "
     "VALUES (:at, :payload, :signature, :public_key, :heads) RETURNING number"
 )
-_CHECKPOINTS = text("SELECT number, at, payload, signature, public_key, heads FROM checkpoint ORDER BY number")
-_CHECKPOINT = text("SELECT number, at, payload, signature, public_key, heads FROM checkpoint WHERE number = :number")
-_NEWEST = text(
-    "SELECT number, at, payload, signature, public_key, heads FROM checkpoint ORDER BY number DESC LIMIT 1000"
-)
+_ALL = "SELECT number, at, payload, signature, public_key, heads FROM checkpoint"
+_CHECKPOINTS = text(f"{_ALL} ORDER BY number")
+_CHECKPOINT = text(f"{_ALL} WHERE number = :number")
+_NEWEST = text(f"{_ALL} ORDER BY number DESC LIMIT 1000")
 _LAST = text("SELECT heads FROM checkpoint ORDER BY number DESC LIMIT 1")
 _LOG = text(
     "SELECT number, previous, hash, kind, release, at, body FROM entry "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from accountant.book import Body, Book, Release
     from accountant.chain import Link
-    from accountant.events import Event
+    from accountant.events import Adjacency, Event
     from accountant.ledger import Charge, Decision, OnExhausted
     from service.operations.keys import Actor
 
@@ -380,7 +380,6 @@ def detail(book: Book, release: str, body: Mapping[str, Any], *, sees_individual
         "charges": charges,
         "declared": body["declared"],
         "decision": body["decision"],
-        "engines": _engines(book, body),
         "findings": [],
         "policy": body["policy"],
     }
@@ -402,15 +401,14 @@ def members(book: Book, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _engines(book: Book, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def engines(body: Mapping[str, Any], *, delta: float, adjacency: Adjacency) -> list[dict[str, Any]]:
     """What each engine proves of all charges together, at the δ of the budget: by itself, not as part of a life."""
     event = Composed(events=tuple(event_from_json(charge["event"]) for charge in body["charges"]))
-    delta = book.policy.budget.delta
     if delta == 0 or event.shape.leaves > MAX_ENGINE_LEAVES or len(counted(event)) > MAX_ENGINE_KINDS:
         return []
     found = []
     for name, engine in ENGINES.items():
-        interval = engine(event, delta, book.adjacency)
+        interval = engine(event, delta, adjacency)
         found.append({"engine": name, "epsilon_lower": interval.lower, "epsilon_upper": finite(interval.upper)})
     return found
 
