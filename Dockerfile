@@ -1,5 +1,4 @@
 # Two images from one file: `web` answers requests, `worker` runs mechanisms and is the only one with torch.
-# There are no jobs yet, so the worker has nothing to run: its command says so and stops.
 
 FROM python:3.11-slim AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
@@ -24,4 +23,7 @@ CMD ["stint", "serve"]
 FROM base AS worker
 RUN pip install -c constraints.txt ".[service,trainers]"
 USER stint
-CMD ["python", "-c", "print('This version of Stint has no jobs: there is nothing for a worker to run yet.')"]
+# The same folder as web's: its secrets, and what is published. Data to train on is mounted at its `inputs`.
+ENV STINT_DATA=/var/lib/stint
+VOLUME /var/lib/stint
+CMD ["stint", "worker"]

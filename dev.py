@@ -1,8 +1,7 @@
 """Runs, tests and measures Stint: `python3 dev.py run | test | bench`.
 
 Standard library only. The first call makes `.venv` and installs the pinned versions of constraints.txt into
-it; a stamp lets every later call start at once. The benchmarks have `.venv-bench`, since their opponents need
-torch. Neither make nor ensurepip is needed, only a Python with pip.
+it; a stamp lets every later call start at once. Neither make nor ensurepip is needed, only a Python with pip.
 """
 
 from __future__ import annotations
@@ -37,6 +36,8 @@ bench  run one benchmark, or all of them"""
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 11)
+FOLDER = ".venv"
+EXTRA = "dev"  # of pyproject.toml: what the service, the checks and the benchmarks need, all of it
 COVERAGE_PERCENT = 95
 INSTALL_SECONDS = 15 * 60
 TEST_SECONDS = 20 * 60
@@ -54,13 +55,6 @@ KEPT_FROM_ALL = frozenset({"PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONPATH", "PYTHON
 
 class SetupError(Exception):
     """The environment cannot be made; the message is one sentence for the reader."""
-
-
-class Environment(NamedTuple):
-    """A folder at the root of the checkout, and the extras of pyproject.toml that are installed into it."""
-
-    folder: str
-    extras: str
 
 
 class Step(NamedTuple):
@@ -82,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     try:
-        python = prepare(ROOT, BENCHMARKS if word == "bench" else CHECKS)
+        python = prepare(ROOT)
     except SetupError as problem:
         print(f"dev.py: {problem}", file=sys.stderr)
         return 2
@@ -115,10 +109,6 @@ def test(python: Path, arguments: Sequence[str]) -> int:
 
 COMMANDS = {"run": run, "test": test, "bench": bench}
 
-# Apart, so that what the checks see does not depend on whether a benchmark has run before.
-CHECKS = Environment(".venv", "dev")
-BENCHMARKS = Environment(".venv-bench", "bench,service,trainers")
-
 
 # The checks
 
@@ -143,7 +133,8 @@ def steps(python: Path, tier: str, pytest_arguments: Sequence[str]) -> list[Step
             "tests",
             "The tests did not pass" + (f", or branch coverage fell below {COVERAGE_PERCENT} %" if measured else ""),
             (*module, "pytest", *selection, *(measure if measured else []), *pytest_arguments),
-            {"STINT_HYPOTHESIS": tier},
+            # The workers use all cores already; threads inside of them would wait for each other.
+            {"STINT_HYPOTHESIS": tier, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         ),
     ]
 
@@ -187,33 +178,33 @@ def _call(
 # The environment
 
 
-def prepare(root: Path, environment: Environment) -> Path:
-    """The Python of an environment that holds just what this checkout asks for; made if it is missing."""
+def prepare(root: Path) -> Path:
+    """The Python of the environment that holds just what this checkout asks for; made if it is missing."""
     if sys.version_info < OLDEST_PYTHON:
         wanted, found = (".".join(map(str, version[:2])) for version in (OLDEST_PYTHON, sys.version_info))
         raise SetupError(f"Stint needs Python {wanted} or newer, and this is Python {found}.")
-    folder = root / environment.folder
+    folder = root / FOLDER
     python, stamp = folder / "bin" / "python", folder / "stint-installed"
-    wanted_stamp = fingerprint(root, environment)
-    with _only_one(root / f"{environment.folder}.lock") as lock:
+    wanted_stamp = fingerprint(root)
+    with _only_one(root / f"{FOLDER}.lock") as lock:
         if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted_stamp:
             return python
         pip = _find_pip()
         started = time.monotonic()
-        print(f"Setting up {folder} (once; this takes a minute or two) ...", flush=True)
+        print(f"Setting up {folder} (once; this takes a few minutes) ...", flush=True)
         # From scratch, since neither an interrupted nor an outdated environment can be trusted.
         stamp.unlink(missing_ok=True)
         try:
             venv.create(folder, clear=True, symlinks=True, with_pip=False)
         except OSError as problem:
             raise SetupError(f"{folder} cannot be made: {problem}.") from problem
-        _install(pip, root, python, environment.extras, lock)
+        _install(pip, root, python, lock)
         stamp.write_text(wanted_stamp, encoding="utf-8")
         print(f"Set up in {time.monotonic() - started:.0f} s.", flush=True)
     return python
 
 
-def fingerprint(root: Path, environment: Environment) -> str:
+def fingerprint(root: Path) -> str:
     """Changes with anything that the environment depends on, and with nothing else."""
     import tomllib  # noqa: PLC0415 - an older Python has none, and must get as far as being told so
 
@@ -229,7 +220,7 @@ def fingerprint(root: Path, environment: Environment) -> str:
         constraints,
         sys.version,
         str(root),
-        environment,
+        EXTRA,
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -258,14 +249,14 @@ def _find_pip() -> list[str]:
     )
 
 
-def _install(pip: Sequence[str], root: Path, python: Path, extras: str, lock: int) -> None:
-    """Install the checkout with its extras; pip's words go to a log and are shown only when it fails.
+def _install(pip: Sequence[str], root: Path, python: Path, lock: int) -> None:
+    """Install the checkout with its extra; pip's words go to a log and are shown only when it fails.
 
     pip inherits the lock, so that it stays locked while an orphaned pip is still at work.
     """
     log = python.parent.parent / "install.log"
     command = [*pip, "--python", str(python), "--disable-pip-version-check", "--no-input"]
-    command += ["install", "--progress-bar", "off", "-c", "constraints.txt", "-e", f".[{extras}]"]
+    command += ["install", "--progress-bar", "off", "-c", "constraints.txt", "-e", f".[{EXTRA}]"]
     with log.open("w", encoding="utf-8") as out:
         try:
             subprocess.run(

@@ -5,16 +5,18 @@ the book as a body says, and decides nothing; the functions that decide (`Book.p
 nothing and return the body to append. So a service that stores bodies and applies them, and an auditor who replays
 them, arrive at the same book. With `verify`, every decision is made again on the way.
 
-Bodies hold no keys of datapoints, only ordinals, so that a key can be forgotten while the log stays as it is. Scopes
-are written as they were proposed (`{"task": …}` stays a reference to an immutable task), so an entry is small however
-many datapoints it touches. Integers that may pass 2⁵³ are text.
+Bodies hold no keys of datapoints, only ordinals (and a digest over keyed digests, which the book does not read), so
+that a key can be forgotten while the log stays as it is. Scopes are written as they were proposed (`{"task": …}` stays
+a reference to an immutable task), so an entry is small however many datapoints it touches. Integers that may pass 2⁵³
+are text.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
@@ -45,6 +47,7 @@ MAX_RANGES: Final = 10_000
 MAX_UNION: Final = 100
 _KEPT_BYTES: Final = 2**16  # of a release's scopes; who larger ones touched is read from the log when it is asked
 _PLAIN: Final = frozenset({"release.denied", "release.committed", "release.voided", "release.expired"})
+_STAMP: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _STATUSES: Final[tuple[ProofStatus, ...]] = get_args(ProofStatus)
 
 
@@ -368,16 +371,17 @@ class Book:
 
     def leaning(self, release: str) -> list[str]:
         """The releases, held or spent, that make use of this one's models: it cannot be undone under them."""
+        if not self.streams:  # most populations have none, and many releases
+            return []
         return [other.id for other in self.releases.values() if release in other.leans_on and other.status != "voided"]
 
-    def overlaps(self, task: Task) -> dict[str, int]:
-        """How many datapoints each other task shares with this one; they pay for both."""
-        shared = {
-            name: task.members.intersection_cardinality(other.members)
-            for name, other in self.tasks.items()
-            if name != task.name
-        }
-        return {name: count for name, count in shared.items() if count}
+    def overlaps(self, task: Task, *, after: int = 0) -> Iterator[tuple[Task, int]]:
+        """Tasks of later entries than `after`, and how many datapoints each shares with this one: they pay for both."""
+        for other in self.tasks.values():
+            if other.number > after and other.name != task.name:
+                shared = task.members.intersection_cardinality(other.members)
+                if shared:
+                    yield other, shared
 
     def lowered(self, *, epsilon: float | None = None, delta: float | None = None) -> Filter:
         """The budget of a policy that promises less: the same orders and weights, with a smaller ε or δ."""
@@ -547,11 +551,7 @@ def replay(
         else:
             if verify:  # before anything is made of it: what was changed is where the chain breaks first
                 _same_link(chain.append(book.chain.link, body), link)
-            if verify and (document := from_canonical(body))["kind"] == "release.held":
-                rules = book.rules
-                if "trimmed" in document:
-                    rules = replace(rules, on_exhausted="trim")
-                ledger.check(book.ledger, rules, book.held_from(document))
+                _check(book, from_canonical(body))
             book.apply(body)
         if verify:
             _same_link(book.chain.link, link)
@@ -562,6 +562,38 @@ def replay(
     if expected:
         chain.verify(book.chain, (), heads=[head for each in expected.values() for head in each])
     return book
+
+
+def _check(book: Book, document: Document) -> None:
+    """Refuse a body that nobody who decides by this book would have appended to it."""
+    number = book.number + 1
+    match document["kind"]:
+        case "release.held" | "release.denied" as kind:
+            if book.status != "open":
+                expected = f"an open population: entry {number} decides on release {document['release']!r}"
+                raise InvalidInput("status", book.status, expected)
+            if kind == "release.held":
+                rules = replace(book.rules, on_exhausted="trim") if "trimmed" in document else book.rules
+                ledger.check(book.ledger, rules, book.held_from(document))
+        case "release.voided":
+            name = document["release"]
+            known = book.releases.get(name)  # one that is not known is refused when it is applied
+            ends = None if known is None else known.expires_at
+            if ends is not None and _moment("at", document["at"]) >= _moment("expires_at", ends):
+                expected = f"a time before {ends}, when release {name!r} ran out: entry {number} voids it"
+                raise InvalidInput("at", document["at"], expected)
+            if others := book.leaning(name):
+                expected = f"a release whose models no other makes use of: entry {number} voids it under {others[0]!r}"
+                raise InvalidInput("release", name, expected)
+        case "population.frozen" | "population.opened" if book.status == "closed":
+            raise InvalidInput("kind", document["kind"], f"a closed population to stay closed, at entry {number}")
+
+
+def _moment(path: str, text: str) -> str:
+    """A time of which the earlier is the smaller text: there is one spelling, and this file has no calendar."""
+    if not _STAMP.fullmatch(text):
+        raise InvalidDocument(path, text, "a time like 2026-01-01T00:00:00.000000Z")
+    return text
 
 
 def _same_link(found: Link, stored: Link) -> None:

@@ -20,6 +20,7 @@ from accountant.errors import InvalidDocument
 MAX_INTEGER: Final = 2**53 - 1  # beyond it, JSON's numbers are no longer exact
 MAX_DEPTH: Final = 64
 MAX_BYTES: Final = 2**26
+_TEXT: Final = frozenset({str})
 
 
 def canonical(document: object) -> bytes:
@@ -48,9 +49,9 @@ def _spelled(value: object, levels: int) -> str:
     if kind is str:
         return encode_basestring(value)  # type: ignore[arg-type]  # the kind says it, here and below
     if kind is dict and levels:
-        names = sorted(value)  # type: ignore[call-overload]
-        if not all(type(name) is str and name.isascii() for name in names):
+        if not set(map(type, value)) <= _TEXT or not "".join(value).isascii():  # type: ignore[call-overload,arg-type]
             raise _Unusual
+        names = sorted(value)  # type: ignore[call-overload]
         return "{" + ",".join([f"{encode_basestring(n)}:{_spelled(value[n], levels - 1)}" for n in names]) + "}"  # type: ignore[index]
     if (kind is list or kind is tuple) and levels:
         return "[" + ",".join([_spelled(part, levels - 1) for part in value]) + "]"  # type: ignore[attr-defined]

@@ -295,8 +295,7 @@ class _Index:
     def __init__(self) -> None:
         self._rows: dict[History, int] = {}  # in the order of the cohorts, like the rows
         self._histories: list[History | None] = []
-        self._first = np.empty(_MIN_ROWS, dtype=np.uint32)
-        self._last = np.empty(_MIN_ROWS, dtype=np.uint32)
+        self._first, self._last = _blank(_MIN_ROWS), _blank(_MIN_ROWS)
 
     def put(self, history: History, first: int, last: int) -> None:
         row = self._rows.get(history)
@@ -314,18 +313,27 @@ class _Index:
 
     def between(self, first: int, last: int) -> list[History]:
         used = len(self._histories)
-        rows = np.flatnonzero((self._first[:used] <= last) & (self._last[:used] >= first))
+        rows = np.flatnonzero((_column(self._first)[:used] <= last) & (_column(self._last)[:used] >= first))
         return [history for row in rows.tolist() if (history := self._histories[row]) is not None]
 
     def _make_room(self) -> None:
         kept = list(self._rows.values())
         size = max(_MIN_ROWS, 2 * len(kept))
         for name in ("_first", "_last"):
-            column = np.empty(size, dtype=np.uint32)
-            column[: len(kept)] = getattr(self, name)[kept]
-            setattr(self, name, column)
+            rows = _blank(size)
+            _column(rows)[: len(kept)] = _column(getattr(self, name))[kept]
+            setattr(self, name, rows)
         self._histories = list(self._rows)
         self._rows = {history: row for row, history in enumerate(self._rows)}
+
+
+# Rows are written one by one, where an array of Python's takes a fifth of the time, and read all at once.
+def _blank(rows: int) -> array[int]:
+    return array("I", bytes(4 * rows))
+
+
+def _column(rows: array[int]) -> NDArray[np.uint32]:
+    return np.frombuffer(rows, dtype=np.uint32)
 
 
 def _scattered(members: FrozenBitMap) -> int:

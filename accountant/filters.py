@@ -91,7 +91,7 @@ def _same_orders(one: Cost, other: Cost) -> None:
 
 def _saturated(rho: tuple[int, ...], delta: int) -> Cost:
     if max(rho, default=0) > SATURATED:
-        rho = tuple([min(each, SATURATED) for each in rho])
+        rho = tuple([each if each < SATURATED else SATURATED for each in rho])  # noqa: FURB136 - a call each takes longer
     return Cost(rho=rho, delta=min(delta, SATURATED))
 
 

@@ -29,6 +29,7 @@ CONDITION: Final = "valid only if the schedule was fixed in advance"
 
 _ROOM: Final = 2  # a grid is made for a history that is so many times as long
 _DROPPED: Final = 1e-6  # of δ, about, when a sketch is made
+_MOST_FREQUENCIES: Final = 256  # of a sketch: some kilobytes
 _PRECISION: Final = 1e-6  # of ε, absolute and relative, when it is read from a sketch
 
 
@@ -140,7 +141,7 @@ class OnGrid(NamedTuple):
         law, log_finite = _release(event, self.grid, adjacency)
         if law is None:
             return self
-        return OnGrid(self.grid, (self.law + law).cut(self.grid.points), self.log_finite + log_finite)
+        return OnGrid(self.grid, self.law.plus(law).cut(self.grid.points), self.log_finite + log_finite)
 
     def serves(self, delta: float, epsilon: float) -> bool:
         """Whether an ε near this one is still found well."""
@@ -155,7 +156,7 @@ class OnGrid(NamedTuple):
         grid, log_scale = self.grid, float(self.law.cumulant.max()) - self.grid.tilt * epsilon
         most = _DROPPED * delta * -math.expm1(-grid.tilt * grid.mesh) * math.exp(min(-log_scale, 690.0))
         law = self.law.cut(grid.points, most)
-        return Sketch(grid, law, self.log_finite) if law.kept <= prv.MAX_FREQUENCIES else None
+        return Sketch(grid, law, self.log_finite) if law.kept <= _MOST_FREQUENCIES else None
 
 
 class _Kernel(NamedTuple):
@@ -194,6 +195,25 @@ def _kernel(grid: prv.Grid, kept: int) -> _Kernel:
     )
 
 
+class _Turned(NamedTuple):
+    """A kernel for one place of a grid, which is the same for every ε from the place before on: a gate asks there."""
+
+    weights: prv.Floats  # real and imaginary parts by turns, so that a sum with them is real
+    shares: prv.Floats  # of the tilts, in the exponents of what wraps around from above; at most those of any such ε
+    total: float
+    place: int
+    from_below: float
+
+
+@lru_cache(maxsize=256)
+def _turned(grid: prv.Grid, kept: int, first: int) -> _Turned:
+    kernel = _kernel(grid, kept)
+    both = np.exp(kernel.turns * (first % grid.points))[:, None] * kernel.both
+    weights = np.stack([both.real, -both.imag], axis=1).reshape(2 * kept, 2)
+    shares = kernel.tilts * ((first - 1) * grid.mesh) + kernel.further
+    return _Turned(weights, shares, kernel.total, kernel.place, kernel.from_below)
+
+
 class Sketch(NamedTuple):
     """A history by its lowest frequencies."""
 
@@ -204,7 +224,7 @@ class Sketch(NamedTuple):
     def plus(self, event: Event, adjacency: Adjacency) -> Sketch:
         """With one more release."""
         law, log_finite = _low_release(event, self.grid, adjacency, self.law.kept)
-        return self if law is None else Sketch(self.grid, self.law + law, self.log_finite + log_finite)
+        return self if law is None else Sketch(self.grid, self.law.plus(law), self.log_finite + log_finite)
 
     def serves(self, delta: float, epsilon: float) -> bool:
         """Whether an ε near this one is still found well."""
@@ -215,19 +235,19 @@ class Sketch(NamedTuple):
         return self._delta(real("epsilon", epsilon, NOT_NEGATIVE))
 
     def _delta(self, epsilon: float) -> float:
-        grid, law, kernel = self.grid, self.law, _kernel(self.grid, self.law.kept)
+        grid, law = self.grid, self.law
         epsilon -= law.correction  # below 0 if need be: the law has losses there, too
         first = math.floor(epsilon / grid.mesh) + 1
         beyond = first * grid.mesh - epsilon
-        turned = np.exp(kernel.turns * (first % grid.points))
-        sums = ((law.transform * turned) @ kernel.both).real.tolist()
+        kernel = _turned(grid, law.kept, first)
+        sums = law.transform.view(np.float64).dot(kernel.weights).tolist()
         of_once, of_odds = math.exp(-grid.tilt * beyond), math.exp(-(grid.tilt + 1) * beyond)
         # Angles are at most 2π · kept, and wrong by three roundings of that.
         noise = 4 * kernel.total * (law.rounding + 4e-15 * law.kept)
-        exponents = np.minimum.reduce(law.cumulants[:, kernel.place :] - (kernel.tilts * epsilon + kernel.further), 1)
-        finite = 0.0
+        exponents = np.minimum.reduce(law.cumulants[:, kernel.place :] - kernel.shares, 1).tolist()
+        growth, finite = (1 + pairs.TAIL_ERROR) ** law.steps, 0.0
         for (once, odds), log_finite, cumulant, aliased in zip(
-            sums, law.log_finite.tolist(), law.cumulant.tolist(), exponents.tolist(), strict=True
+            sums, law.log_finite.tolist(), law.cumulant.tolist(), exponents, strict=True
         ):
             if cumulant - grid.tilt * epsilon > 300:
                 return 1.0
@@ -236,7 +256,7 @@ class Sketch(NamedTuple):
             # What lies beyond the window is less than what wraps around from above.
             counted_above += 2 * math.exp(min(0.0, aliased)) + kernel.from_below
             infinite = -math.expm1(log_finite) * (1 + 1e-12)
-            finite = max(finite, counted_above * (1 + pairs.TAIL_ERROR) ** law.steps + infinite)
+            finite = max(finite, counted_above * growth + infinite)
         return min(1.0, (finite - math.expm1(self.log_finite)) * (1 + 1e-12))
 
     def epsilon(self, delta: float) -> float:

@@ -299,8 +299,8 @@ def large(address: str, key: str, url: str) -> list[str]:
     client = Client(address, key)
     naive = {kind: naive_seconds(url, cut(kind, NAIVE_ROWS)[1]) for kind in ("range", "blocks")}
     print(f"\nA release on a tenth of the datapoints, {COHORTS} cohorts, median of {PROBES}, one connection")
-    columns = "{:<8}{:>6}{:>11}{:>12}{:>11}{:>11}{:>14}{:>10}"
-    print(columns.format("scope", "size", "ranges", "propose", "commit", "both", "naive ledger", "ratio"))
+    columns = "{:<8}{:>6}{:>11}{:>12}{:>11}{:>11}{:>14}{:>11}{:>9}"
+    print(columns.format("scope", "size", "ranges", "propose", "commit", "both", "naive ledger", ": propose", ": both"))
     verdicts = []
     for size in (10**7, 10**8):
         for kind in ("range", "blocks"):
@@ -322,6 +322,7 @@ def large(address: str, key: str, url: str) -> list[str]:
                     duration(committing),
                     duration(both),
                     duration(rows) + (" *" if size != NAIVE_ROWS else ""),
+                    times(rows / proposing),
                     times(rows / both),
                 ),
                 flush=True,
@@ -332,7 +333,7 @@ def large(address: str, key: str, url: str) -> list[str]:
                         f"{'met' if proposing <= LATENCY_TARGET else 'missed':<7} decision on 10^8 datapoints, {kind}: "
                         f"{duration(proposing)}, target at most {duration(LATENCY_TARGET)}"
                     ),
-                    at_least(f"propose and commit on 10^8, {kind} : naive ledger *", rows / both, NAIVE_TARGET),
+                    at_least(f"naive ledger * : decision on 10^8, {kind}", rows / proposing, NAIVE_TARGET),
                 ]
     print(f"* ten times what {NAIVE_ROWS:,} rows took; not measured")
     return verdicts

@@ -11,10 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from accountant.errors import AccountantError, InvalidInput
+from accountant.errors import AccountantError
 from service import signing
-from service.api import datapoints, keys, ledger, mechanisms, populations, releases, system
+from service.api import datapoints, jobs, keys, ledger, mechanisms, populations, releases, system
 from service.api.context import Parts
+from service.api.express import Express
 from service.errors import Problem
 from service.metrics import Metrics
 from service.middleware import Gatehouse, as_problem
@@ -86,15 +87,26 @@ def create_app(parts: Parts) -> FastAPI:
         yield
 
     app = FastAPI(
-        title="Stint", version="0.1.0", description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
-    )
+        title="Stint", version="0.1.0", description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None,
+        redirect_slashes=False,  # behind a proxy, the address to go on at would be http, and a key would follow there
+    )  # fmt: skip
     app.state.parts = parts
-    for module in (releases, populations, datapoints, ledger, mechanisms, keys, system):  # the busiest is found first
+    for module in (
+        releases,
+        jobs,
+        populations,
+        datapoints,
+        ledger,
+        mechanisms,
+        keys,
+        system,
+    ):  # the busiest is found first
         app.include_router(module.router)
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(AccountantError, _answer_problem)
     app.add_exception_handler(RequestValidationError, _answer_problem)
     app.add_exception_handler(HTTPException, _answer_problem)
+    app.add_middleware(Express, parts=parts)
     app.add_middleware(Gatehouse, settings=parts.settings, metrics=parts.metrics)
     return app
 
@@ -116,10 +128,6 @@ async def _answer_problem(request: Request, failure: Exception) -> JSONResponse:
 
 def _problem_of(failure: Exception) -> Problem:
     match failure:
-        case InvalidInput():
-            return Problem("invalid", str(failure), failure.argument)
-        case AccountantError():
-            return Problem("invalid", str(failure))
         case RequestValidationError():
             first: dict[str, Any] = dict(failure.errors()[0])
             where = [str(each) for each in first["loc"] if each not in {"body", "query", "path", "header"}]

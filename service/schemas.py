@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.settings import MAX_HOLD_SECONDS
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 PopulationName = Annotated[
     str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", examples=["clinic-a"])
@@ -146,7 +148,9 @@ class NewRelease(Closed):
     )
 
     population: PopulationName
-    kind: Literal["weights", "labels", "prototypes", "window_model", "other"] = "weights"
+    kind: Literal["weights", "labels", "prototypes", "window_model", "other"] | None = Field(
+        default=None, description="what is released; unless said, what the mechanism makes, or weights"
+    )
     charges: list[ProposedCharge] = Field(default_factory=list, max_length=100)
     mechanism: MechanismChoice | None = None
     task: Name | None = None
@@ -154,7 +158,7 @@ class NewRelease(Closed):
     scope: Scope | None = None
     delta: Delta | None = Field(default=None, description="declared δ of a collapse; 0 charges by the curve alone")
     on_exhausted: OnExhausted | None = None
-    hold_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    hold_seconds: Annotated[int, Field(ge=1, le=MAX_HOLD_SECONDS)] | None = None
     label_space: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     tuning: dict[str, Any] | None = None
@@ -191,6 +195,41 @@ class Void(Closed):
 
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
     evidence: dict[str, Any] | None = None
+
+
+class NewJob(Closed):
+    """A mechanism to be run by a worker on a task or scope: priced, held and queued together."""
+
+    model_config = shown(
+        {
+            "population": "clinic-a",
+            "task": "2026-w46",
+            "mechanism": {
+                "name": "dp-sgd",
+                "parameters": {"noise_multiplier": 1.1, "sampling_probability": 0.01, "steps": 2000, "clip_norm": 1.0},
+            },
+            "recipe": {
+                "model": "linear", "shape": [784], "learning_rate": 0.5,
+                "label_source": "prior", "label_names": ["healthy", "ill"],
+            },
+            "data": {"uri": "/var/lib/stint/inputs/2026-w46.npz", "x": "x", "y": "y"},
+        }
+    )  # fmt: skip
+
+    population: PopulationName
+    mechanism: MechanismChoice
+    task: Name | None = None
+    part: Name | None = None
+    scope: Scope | None = None
+    recipe: dict[str, Any] = Field(default_factory=dict, description="what the run needs beside what it is priced by")
+    data: dict[str, Any] = Field(description="where a worker finds the rows, and whose they are (docs/jobs.md)")
+    queue: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,23}$")] = "default"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")] = "cpu"
+    delta: Delta | None = Field(default=None, description="declared δ of a collapse; 0 charges by the curve alone")
+    on_exhausted: OnExhausted | None = None
+    state: dict[str, Any] | None = None
+    tuning: dict[str, Any] | None = None
+    pretraining: dict[str, Any] | None = None
 
 
 class NewKey(Closed):

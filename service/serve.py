@@ -30,7 +30,8 @@ _SWITCH_SECONDS = 0.0005
 def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any]) -> None:
     """Serve until SIGINT or SIGTERM: requests under way are answered, queued decisions made, then all is closed.
 
-    `started` hears the address, and the secret of the first key if this is the first start.
+    `started` hears the address, and the secret of the first key if this is the first start. If it returns something to
+    call, that is called when no request is answered any more, while the database is still there.
     """
     logs.configure(settings.log_level)
     if threading.current_thread() is threading.main_thread():
@@ -44,10 +45,14 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
         shown = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
             create_app(parts), log_config=None, timeout_graceful_shutdown=_DRAIN_SECONDS, lifespan="on",
-            access_log=False, server_header=False, timeout_keep_alive=30,
+            access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=30,
         )  # fmt: skip
-        started(parts, f"http://{shown}:{port}", first)
-        uvicorn.Server(config).run(sockets=[listener])
+        ending = started(parts, f"http://{shown}:{port}", first)
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            if ending is not None:
+                ending()
 
 
 def _leave(_number: int, _frame: object) -> None:

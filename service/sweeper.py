@@ -1,4 +1,5 @@
-"""What the service does by itself: holds that ran out become spent, and heads are signed. It needs no queue."""
+"""What the service does by itself: holds that ran out become spent, jobs that fell silent are taken up again, and heads
+are signed. It needs no queue."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.errors import Problem
-from service.operations import evidence, releases
+from service.operations import evidence, jobs, releases
+from service.store import tickets
 from service.store.writer import Operation
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Sweeper:
         while not self._stop.wait(settings.sweep_seconds):
             try:
                 sweep(self._parts)
+                rescue(self._parts)
                 if time.monotonic() - signed >= settings.checkpoint_seconds:
                     checkpoint(self._parts)
                     signed = time.monotonic()
@@ -78,9 +81,27 @@ def sweep(parts: Parts) -> int:
     return expired
 
 
+def rescue(parts: Parts) -> int:
+    """Give jobs whose worker fell silent to another, or give them up; nothing that such a worker makes can leave."""
+    silent = jobs.silent(parts.database, lease_seconds=parts.settings.lease_seconds)
+    failures = list[Exception]()
+    for population, job in silent:
+        operation = Operation(population=population, actor=ACTOR, decide=jobs.fall_silent(job=job), uses_sql=True)
+        try:
+            parts.writer.submit(operation).result(_WAIT_SECONDS)
+        except Exception as problem:  # noqa: BLE001 - one job's trouble leaves no other's alone
+            failures.append(problem)
+    if silent:
+        with parts.database.transaction() as connection:
+            tickets.tidy(connection)
+    if failures:
+        raise failures[0]
+    return len(silent)
+
+
 def checkpoint(parts: Parts) -> None:
     """Store the cohorts of populations that moved since the last checkpoint, then sign all heads."""
-    made = evidence.checkpoint(parts.database, parts.secrets, unless_same=True)
+    made = evidence.checkpoint(parts.database, parts.secrets)
     if made is None:
         return
     for head in made["heads"]:

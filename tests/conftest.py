@@ -9,7 +9,7 @@ from hypothesis import settings
 # The default is derandomised, so that the same code always gets the same verdict;
 # the full profile draws new examples each time and is where surprises are looked for.
 settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
-settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=40, deadline=None, derandomize=True)
 settings.register_profile("full", max_examples=1000, deadline=None, print_blob=True)
 
 PROFILE = os.environ.get("STINT_HYPOTHESIS", "default")

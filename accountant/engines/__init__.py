@@ -57,7 +57,7 @@ class Account:
     """The true ε of an event at `delta` lies in [lower, upper].
 
     `upper` already contains conversion, discretisation, truncation, quadrature and floating-point error, so it may be
-    promised. `engine` is the one that proved it; `remark` says why a tighter engine had no answer, if it had none.
+    promised. `engine` is the one that proved it; `remark` says why a tighter engine had no answer, or no better one.
     """
 
     lower: float
@@ -117,5 +117,5 @@ def _best(answers: Mapping[str, Interval], delta: float, adjacency: Adjacency) -
         adjacency=adjacency,
         engine=best,
         version=VERSIONS[best],
-        remark=" ".join(answer.remark for answer in answers.values() if answer.remark and best == "rdp"),
+        remark=" ".join(answer.remark for answer in answers.values() if answer.remark and best != "closed_form"),
     )

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,8 +34,8 @@ MAX_POINTS: Final = 2**21  # of one part: some hundred megabytes while it is put
 MAX_WORK: Final = 2**24  # points of all parts together: some seconds
 _SMALL_POINTS: Final = 2**15
 KEPT_POINTS: Final = 2**16  # transforms of more are not kept; of this many, a part or a release takes 1 MB of its cache
-MAX_FREQUENCIES: Final = 256  # of a transform of which the others were dropped
-_BLOCK, _ROWS, _MOST_ROWS = 128, 8, 512  # how a law is cut up for its lowest frequencies: so small, for one thread
+MAX_FREQUENCIES: Final = 512  # of a transform of which the others were dropped
+_BLOCK, _ROWS, _MOST_ROWS = 128, 8, 2048  # how a law is cut up for its lowest frequencies: so small, for one thread
 _MAX_PARTS: Final = 300  # that differ; a look at each takes a millisecond or more
 _MAX_STEPS: Final = 10**8  # beyond it rounding errors of the transforms win
 _COARSEST: Final = 2.0**-6
@@ -52,12 +50,24 @@ _ROUNDING: Final = 2.0**-53
 _BUTTERFLY: Final = 6  # roundings: error of one stage of a transform, of a law of mass 1
 NEGLIGIBLE: Final = 1e-6  # of δ
 _TOLERABLE: Final = 1e-3  # of δ; where errors are larger, another grid is tried
+_TOLERABLE_MANY: Final = 0.02  # likewise of many parts, where another grid costs more; a few parts in 10,000 of ε
+_LOOSE: Final = 0.1  # of δ; where errors are larger, more effort would have found a smaller ε
 _TINY: Final = 1e-3  # an ε that need not be found better
-_MAX_TRIED: Final = 2**24  # points of all grids together, once one of them has given an answer
+_MOST_TRIED: Final = 2**24  # of all grids of a kind, once one has given an answer
+_MOST_EFFORT: Final = 2**25  # of all grids of a kind: some seconds
+_EXTENDED_COST: Final = 4  # times that of doubles
+_PRODUCT, _EXTENDED_PRODUCT = 0.125, 1.0  # what one costs beside a place of a transform of doubles
+_INAUDIBLE: Final = 1e-16  # of the noise: so little of a transform is taken for 0
+_CHEAP_FREQUENCIES: Final = 64  # that cost as much as the masses
+_FEW_PARTS: Final = 8
 _LONG: Final = 10_000  # steps, from which on doubles may have too few digits
 _MANY: Final = 64  # steps, of which 63 make a transform below 1/2 negligible
 CUT_OFF: Final = 1e-5  # of δ: losses so rare count as infinite, else the tilted law would be of nothing but them
 _TAILS: Final = tuple(10.0**-digits for digits in (*range(15, 30), 40, 60))
+
+
+class Exhausted(Uncovered):
+    """An answer would take too long."""
 
 
 class Grid(NamedTuple):
@@ -91,8 +101,9 @@ def bracket(event: Event, *, delta: float, adjacency: Adjacency) -> Interval:
         found = pairs.parts(event, adjacency)
         if not found:
             return Interval(0.0, 0.0)
-        upper, grid = _upper(found, delta)
-        return Interval(min(upper, _lower(found, delta, grid)), upper)
+        upper, grid, is_loose = _upper(found, delta)
+        remark = f"prv may be looser than it could be: {_too_costly(pairs_of(found))}." if is_loose else ""
+        return Interval(min(upper, _lower(found, delta, grid)), upper, remark)
     except Uncovered as reason:
         return Interval(0.0, math.inf, f"prv has no answer: {reason}")
 
@@ -101,36 +112,76 @@ def upper_bound(event: Event, *, delta: float, adjacency: Adjacency, precision: 
     """The upper end of `bracket` alone, for a part of the work; ∞ where this engine gives no answer."""
     try:
         found = pairs.parts(event, adjacency)
-        return _upper(found, delta, precision)[0] if found else 0.0
+        return _upper(found, delta, precision).epsilon if found else 0.0
     except Uncovered:
         return math.inf
 
 
-def _upper(found: Mapping[Part, int], delta: float, precision: float = PRECISION) -> tuple[float, Grid]:
+class _Above(NamedTuple):
+    """An upper bound, the grid that proved it, and whether a better one might have been found with more effort."""
+
+    epsilon: float
+    grid: Grid
+    is_loose: bool
+
+
+def _upper(found: Mapping[Part, int], delta: float, precision: float = PRECISION) -> _Above:
     counts = pairs_of(found)
     spare = finite_share(log_finite(found), delta)
-    solutions: list[tuple[float, Grid]] = []
-    problem = _too_costly(counts)
-    long, tried = sum(counts.values()) >= _LONG, 0
-    for grid in chain(
-        _grids(counts, spare, precision),
-        _grids(counts, spare, precision, extended=True) if long else (),
-        _grids(counts, spare, 30 * precision, extended=long),
-    ):
-        tried += grid.points * len(counts)
-        if solutions and tried > _MAX_TRIED:
-            break
-        try:
-            solution = _solution(composed(counts, grid, "above"), grid, spare)
-        except Uncovered as reason:
-            problem = reason
-            continue  # another tilt or a coarser mesh may do
-        solutions.append((solution.epsilon, grid))
-        if solution.error <= _TOLERABLE * spare or solution.epsilon <= _TINY:
-            break
-    if not solutions:
-        raise problem
-    return min(solutions)
+    long = sum(counts.values()) >= _LONG
+    ways: list[Iterator[Grid]] = [_grids(counts, spare, precision)]
+    if long:
+        ways.append(_grids(counts, spare, precision, extended=True))
+    ways.append(_grids(counts, spare, 30 * precision, extended=long))
+    error = (_TOLERABLE_MANY if long and len(counts) > _FEW_PARTS else _TOLERABLE) * spare
+    attempt = _Attempt(counts, spare, error)
+    if not any(attempt.succeeds(grids) for grids in ways) and not attempt.solutions:
+        raise attempt.problem
+    solution, grid = min(attempt.solutions)
+    return _Above(solution.epsilon, grid, is_loose=attempt.was_stopped and solution.error > _LOOSE * spare)
+
+
+class _Attempt:
+    """What was found so far, on the way to an answer with an error that can be tolerated."""
+
+    def __init__(self, counts: Counts, spare: float, error: float) -> None:
+        self._counts, self._spare, self._error = counts, spare, error
+        # A long run of few parts is better served by more digits than by another tilt.
+        self._may_extend = len(counts) <= _FEW_PARTS and sum(counts.values()) >= _LONG
+        self.solutions: list[tuple[_Solution, Grid]] = []
+        self.problem = _too_costly(counts)
+        self.was_stopped = False  # by the effort that another grid would take
+        self._tried: set[Grid] = set()
+
+    def succeeds(self, grids: Iterator[Grid]) -> bool:
+        """Whether one of these grids is good enough; each of them may add a solution."""
+        effort = Effort()
+        for grid in grids:
+            if grid in self._tried:
+                continue
+            self._tried.add(grid)
+            if self.solutions and effort.spent > _MOST_TRIED:
+                self.was_stopped = True
+                return False
+            if grid.extended and not effort.allows(sum(_effort(pair, grid, None) for pair in self._counts)):
+                self.was_stopped = True
+                continue
+            error = math.inf
+            try:
+                solution = _solution(composed(self._counts, grid, "above", effort=effort), grid, self._spare)
+            except Exhausted:
+                self.problem, self.was_stopped = _too_costly(self._counts), True
+                return False
+            except Uncovered as reason:
+                self.problem = reason
+            else:
+                self.solutions.append((solution, grid))
+                error = solution.error
+                if error <= self._error or solution.epsilon <= _TINY:
+                    return True
+            if self._may_extend and not grid.extended and error > self._spare / 2:
+                return False
+        return False
 
 
 def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
@@ -148,7 +199,11 @@ def _lower(found: Mapping[Part, int], delta: float, grid: Grid) -> float:
     while grid.points * len(counts) <= _LOWER_WORK // 2 and grid.points < KEPT_POINTS and grid.mesh > finest:
         grid = grid._replace(mesh=grid.mesh / 2, points=grid.points * 2)
     # Only P may give everything away: then its other masses are smaller by 1 − infinite, and Q's are not.
-    return max(0.0, _epsilon_below(composed(counts, grid, "below"), grid, spare) + math.log1p(-infinite))
+    try:
+        law = composed(counts, grid, "below", effort=Effort())
+    except Exhausted:
+        return 0.0
+    return max(0.0, _epsilon_below(law, grid, spare) + math.log1p(-infinite))
 
 
 def pairs_of(found: Mapping[Part, int]) -> dict[Pair, int]:
@@ -216,14 +271,17 @@ def _grids(counts: Counts, spare: float, precision: float = PRECISION, *, extend
         for place in sorted({max(best - 4, 0), max(best - 2, 0), best, best + 2})
     }
     by_width = sorted(widths, key=lambda place: widths[place])
+    if len(counts) > _FEW_PARTS and steps >= _LONG and not extended:
+        by_width.sort(key=lambda place: abs(place - best))  # where errors are smallest: another try would cost more
     first = widths[by_width[0]]
     if first / mesh > _SMALL_POINTS:
         # The true ε is seldom below half of what Chernoff's inequality proves.
         halves = [chernoff(total, spare) / 2 for total in totals]
         first = max(width_for(total, by_width[0], spare, half) for total, half in zip(totals, halves, strict=True))
-    for place, width in ((by_width[0], first), *((place, widths[place]) for place in by_width)):
-        points = _length(max(min(width / mesh, 1e9), 64.0))
-        if points <= MAX_POINTS and points * len(counts) <= MAX_WORK:
+    tries = ((by_width[0], first), *((place, widths[place]) for place in by_width))
+    lengths = [(place, _length(max(min(width / mesh, 1e9), 64.0))) for place, width in tries]
+    for place, points in dict.fromkeys(lengths):
+        if points <= MAX_POINTS:
             yield Grid(mesh, points, float(TILTS[place]), tail, _coarse_mesh(steps), extended)
 
 
@@ -327,9 +385,8 @@ def _places(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.arange(1 - rows, 1) * _BLOCK, np.arange(1 - _BLOCK, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Composed:
-    """The laws of a sum of losses, tilted and transformed, with what their errors depend on. Sums are compositions.
+class Composed(NamedTuple):
+    """The laws of a sum of losses, tilted and transformed, with what their errors depend on.
 
     Arrays have a row for each direction. `transform` may hold the lowest frequencies alone: transforms of tilted laws
     are at most 1 in absolute value, so what the others may add, `dropped`, does not grow when more is composed.
@@ -346,27 +403,37 @@ class Composed:
     size: float  # at least the mean of the transform's absolute values
     dropped: float  # what other frequencies than those of `transform` may add to any mass
 
-    def __add__(self, other: Composed) -> Composed:
-        kept = min(self.kept, other.kept)
+    def plus(self, other: Composed) -> Composed:
+        """Both together; a report does little else, so this is written to be quick."""
+        mine, theirs = self.transform, other.transform
+        # either bounds the product, as far as it knows the other frequencies
+        if self.kept == other.kept:
+            dropped = min(self.dropped, other.dropped)
+        elif self.kept < other.kept:
+            theirs, dropped = theirs[:, : self.kept], self.dropped
+        else:
+            mine, dropped = mine[:, : other.kept], other.dropped
         return Composed(
-            transform=self.transform[:, :kept] * other.transform[:, :kept],
-            cumulant=self.cumulant + other.cumulant,
-            cumulants=self.cumulants + other.cumulants,
-            log_finite=self.log_finite + other.log_finite,
-            correction=self.correction + other.correction,
-            few=self.few + other.few,
-            many=self.many + other.many,
-            noise=max(self.noise, other.noise),
-            size=min(self.size, other.size),
-            # either bounds the product, as far as it knows the other frequencies
-            dropped=min(law.dropped for law in (self, other) if law.kept == kept),
+            mine * theirs,
+            self.cumulant + other.cumulant,
+            self.cumulants + other.cumulants,
+            self.log_finite + other.log_finite,
+            self.correction + other.correction,
+            self.few + other.few,
+            self.many + other.many,
+            max(self.noise, other.noise),
+            min(self.size, other.size),
+            dropped,
         )
 
-    def __mul__(self, times: int) -> Composed:
+    def repeated(self, times: int) -> Composed:
+        """So many of it together."""
         few, many = (times * self.steps, 0) if times < _MANY else (0, times * self.steps)
-        return replace(
-            self,
-            transform=_power(self.transform, times),
+        audible = self._audible(times)
+        transform = np.zeros_like(self.transform)
+        transform[audible] = _power(self.transform[audible], times)
+        return self._replace(
+            transform=transform,
             cumulant=times * self.cumulant,
             cumulants=times * self.cumulants,
             log_finite=times * self.log_finite,
@@ -374,6 +441,19 @@ class Composed:
             few=few,
             many=many,
         )
+
+    def effort_of(self, times: int) -> float:
+        """What so many of it cost, in places of transforms in double precision."""
+        products = times.bit_length() + times.bit_count() - 2
+        is_double = self.transform.dtype == np.complex128
+        return int(np.count_nonzero(self._audible(times))) * products * (_PRODUCT if is_double else _EXTENDED_PRODUCT)
+
+    def _audible(self, times: int) -> NDArray[np.bool_]:
+        """Which frequencies are left after so many: of a long run hardly any, and its powers are soon taken."""
+        doubles = self.transform.astype(np.complex128, copy=False)
+        least = (_INAUDIBLE * self.noise) ** (2 / times) if times >= _MANY else 0.0
+        audible: NDArray[np.bool_] = doubles.real * doubles.real + doubles.imag * doubles.imag >= least
+        return audible
 
     @property
     def steps(self) -> int:
@@ -383,32 +463,59 @@ class Composed:
     @property
     def kept(self) -> int:
         """How many frequencies are known."""
-        return len(self.transform[0])
+        return int(self.transform.shape[1])
 
     def cut(self, points: int, most: float = 8 * _ROUNDING) -> Composed:
         """Without the frequencies that add at most so much to any mass all together, if few are left."""
         sizes = np.abs(self.transform).max(axis=0)
         tails = self.dropped + 2 / points * np.cumsum(sizes[::-1])[::-1]
-        law = replace(self, size=float(tails[0]))
+        law = self._replace(size=float(tails[0]))
         kept = _length(max(int(np.searchsorted(-tails, -most)), 8))
         if kept > MAX_FREQUENCIES or kept >= self.kept:
             return law
-        return replace(law, transform=self.transform[:, :kept].copy(), dropped=float(tails[kept]))
+        return law._replace(transform=self.transform[:, :kept].copy(), dropped=float(tails[kept]))
 
     @property
     def rounding(self) -> float:
         """How far rounding, and what was dropped, move any mass of either law.
 
         A transform z with error e is wrong by at most n e |z|^(n−1) in its n-th power: where |z| > 1/2 that is
-        2 n e |z|^n, and elsewhere it is nothing if n is large. What products and the inverse transform add is relative
+        2 n e |z|^n, and elsewhere it is nothing if n is large: below 1e-17 e, and what is taken for 0 is 1e-16 e, where
+        n times 1e-15 e are counted. What products and the inverse transform add is relative
         to the values. Rounding may lift |z| above 1 by so little that twice of what was dropped is enough.
         """
         of_parts = self.few + self.many * (2 * self.size + 1e-15) + self.size
-        unit = float(np.finfo(self.transform.real.dtype).eps) / 2
+        is_double = self.transform.dtype == np.complex128
+        unit = _ROUNDING if is_double else float(np.finfo(self.transform.real.dtype).eps) / 2
         return self.noise * of_parts + 8 * unit * self.steps * self.size + 2 * self.dropped
 
 
-def composed(counts: Counts, grid: Grid, side: Side, kept: int | None = None) -> Composed:
+class Effort:
+    """How much may still be computed, in places of laws and transforms: it does not depend on what is cached."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def allows(self, places: float) -> bool:
+        """Whether so much is left."""
+        return self.spent + places <= _MOST_EFFORT
+
+    def spend(self, places: float) -> None:
+        """Take so much of it, or give up."""
+        if not self.allows(places):
+            raise Exhausted
+        self.spent += places
+
+
+def _effort(pair: Pair, grid: Grid, kept: int | None) -> float:
+    """What a part costs: its masses, and either a whole transform or `kept` frequencies of it."""
+    places = _points(pair, grid.mesh, grid.tail)
+    if kept is None or places > _MOST_ROWS * _BLOCK:
+        return places + (_EXTENDED_COST if grid.extended else 1) * grid.points
+    return places * (1 + kept / _CHEAP_FREQUENCIES)
+
+
+def composed(counts: Counts, grid: Grid, side: Side, kept: int | None = None, effort: Effort | None = None) -> Composed:
     """All parts together, as far as the lowest `kept` frequencies are concerned; unless told, all that matter.
 
     The loudest parts come first. They soon leave few frequencies, and the others are asked for those alone.
@@ -418,8 +525,13 @@ def composed(counts: Counts, grid: Grid, side: Side, kept: int | None = None) ->
     )
     total = None
     for pair, times in loudest:
-        part = _once(pair, grid, side, kept) * times
-        total = part if total is None else total + part
+        if effort is not None:
+            effort.spend(_effort(pair, grid, kept))
+        once = _once(pair, grid, side, kept)
+        if effort is not None:
+            effort.spend(once.effort_of(times))
+        part = once.repeated(times)
+        total = part if total is None else total.plus(part)
         if math.isfinite(total.dropped):
             total = total.cut(grid.points, most=0.0 if grid.extended else 8 * _ROUNDING)
             kept = total.kept if total.kept <= MAX_FREQUENCIES and not grid.extended else None
@@ -450,7 +562,7 @@ def _kept_once(pair: Pair, grid: Grid, side: Side, kept: int | None) -> Composed
     else:
         transform, cumulant = _low_frequencies(laws, grid, rows, kept)
         cumulant += _SCALE_ERROR if side == "above" else -_SCALE_ERROR
-        noise = max(noise, (1.5 * (rows + _BLOCK) + 96) * _ROUNDING)
+        noise = max(noise, (1.5 * (rows / _ROWS + _ROWS + _BLOCK) + 98) * _ROUNDING)
     return Composed(
         transform=transform,
         cumulant=cumulant,
@@ -478,18 +590,20 @@ def _low_frequencies(laws: tuple[Law, Law], grid: Grid, rows: int, kept: int) ->
     """The lowest frequencies of both laws, normalised, and ln of what they were divided by.
 
     Place aB + b has the factor s^(aB) s^b with s = e^(tilt · mesh − i frequency), so the sum is one over b and then one
-    over a. Either is wrong by √2 roundings per term of what it is at frequency 0, and each of the three factors by 32
-    at most: exponents are exact, since tilts and meshes are powers of two, and angles are below 2π.
+    over a, by turns of `_ROWS`. Each is wrong by √2 roundings per term of what it is at frequency 0, a product by two,
+    and each of the three factors by 32 at most: exponents are exact, since tilts and meshes are powers of two, and
+    angles are below 2π.
     """
     of_rows, of_places = _factors(grid.points, grid.tilt * grid.mesh, 2 ** math.ceil(math.log2(rows)), kept)
     sums = (_blocks(laws, rows) @ of_places.view(np.float64)).view(np.complex128)
-    low = np.einsum("dak,ak->dk", sums.reshape(2, rows, kept), of_rows[-rows:])
+    # in two stages: an error grows with the number of terms that are added one after the other
+    low = (sums.reshape(2, rows, kept) * of_rows[-rows:]).reshape(2, -1, _ROWS, kept).sum(axis=1).sum(axis=1)
     totals, lasts = low[:, 0].real, np.array([law.first + len(law.mass) - 1 for law in laws])
     turned = _turned(grid.points, np.outer(lasts % grid.points, np.arange(kept)))
     return low / totals[:, None] * turned, np.log(totals) + grid.tilt * grid.mesh * lasts
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _factors(points: int, growth: float, rows: int, kept: int) -> tuple[Complexes, Complexes]:
     """s^(aB) and s^b, for a and b up to 0."""
     of_rows, of_places = (

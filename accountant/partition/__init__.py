@@ -6,7 +6,7 @@ labels, and a label that nobody carries is never told. What such a rule costs is
 - `TruncatedGeometric` is what the event `partition_selection` runs; `threshold`, `exact_delta` and
   `inclusion_probability` are short for it.
 - `Optimal` has the largest π(n) that (ε, δ)-DP allows, at every n, and so bounds all others: `least_drop_probability`.
-- `LaplaceThreshold` is the older way, for comparison.
+- `LaplaceThreshold` is the older way; `SteepestTest` is the best of those that need δ for new labels alone.
 - `binary_delta` and `sequence_delta` are for any other rule.
 
 A rule's own (ε, δ) holds under add/remove for a datapoint that carries one label. `per_label` and `total` go from there
@@ -32,6 +32,7 @@ from accountant.partition.rules import (
     Parameters,
     Probabilities,
     Sizes,
+    SteepestTest,
     ThreePointLoss,
     TruncatedGeometric,
     changed_counts,
@@ -55,6 +56,7 @@ __all__ = [
     "LaplaceThreshold",
     "Optimal",
     "Parameters",
+    "SteepestTest",
     "ThreePointLoss",
     "TruncatedGeometric",
     "binary_delta",

@@ -109,6 +109,23 @@ class LabelRelease(ABC):
     def certain(self) -> int:
         """From this size on a label is always told; for unbounded noise, as far as a float can say."""
 
+    def exactly(self, n: int, *, digits: int) -> Decimal:
+        """π(n), off by less than 10^−digits, with ε and δ read as the decimals that they print as.
+
+        A run that compares the digits of a uniform number with those of π(n), asking for more while they agree, tells
+        a label with exactly this probability; no float can.
+        """
+        n = whole("n", n, least=0, most=MAX_SIZE)
+        if n == 0:
+            return Decimal(0)
+        with localcontext(_digits(self.epsilon)) as context:
+            context.prec += digits
+            return self._exactly(Decimal(n), Decimal(repr(self.epsilon)), Decimal(repr(self.delta)))
+
+    @abstractmethod
+    def _exactly(self, n: Decimal, epsilon: Decimal, delta: Decimal) -> Decimal:
+        """π(n) for n ≥ 1, in the arithmetic of the context."""
+
     @abstractmethod
     def _probabilities(self, n: Probabilities) -> tuple[Probabilities, NDArray[np.bool_]]:
         """For sizes n ≥ 1: the probability of being told where the second array is true, elsewhere of being dropped.
@@ -229,6 +246,15 @@ class TruncatedGeometric(LabelRelease):
         start, places = np.where(seldom, (k + 1 - n, n), (n - k, np.maximum(2 * k + 1 - n, 0)))
         return np.exp(-start * self.epsilon) * -np.expm1(-places * self.epsilon) / self._whole(k), seldom
 
+    def _exactly(self, n: Decimal, epsilon: Decimal, delta: Decimal) -> Decimal:
+        del delta
+        k, q = Decimal(self.threshold), (-epsilon).exp()
+        whole = 1 + q - 2 * (-(k + 1) * epsilon).exp()
+        if n > k:
+            dropped = ((k - n) * epsilon).exp() - (-(k + 1) * epsilon).exp() if n <= 2 * k else Decimal(0)
+            return 1 - dropped / whole
+        return ((n - k - 1) * epsilon).exp() * (1 - (-n * epsilon).exp()) / whole
+
     def _whole(self, k: float) -> float:
         """1 + e^−ε − 2e^−(k+1)ε, which is 1 − e^−ε times the sum of e^−ε|x|, as a sum of positive parts."""
         return -math.expm1(-(k + 1) * self.epsilon) - math.exp(-self.epsilon) * math.expm1(-k * self.epsilon)
@@ -269,6 +295,16 @@ class Optimal(LabelRelease):
         dropped = np.where(n <= _float(uncertain), dropped_there * np.exp(-m * epsilon) - fallen, 0.0)
         return np.where(seldom, told, dropped), seldom
 
+    def _exactly(self, n: Decimal, epsilon: Decimal, delta: Decimal) -> Decimal:
+        growing, uncertain = Decimal(self.last_growing), Decimal(self.last_uncertain)
+        q = (-epsilon).exp()
+        m = min(n, growing)
+        told = delta * ((m - 1) * epsilon).exp() * (1 - (-m * epsilon).exp()) / (1 - q)
+        if n <= growing:
+            return told
+        fallen = ((growing - n) * epsilon).exp()
+        return Decimal(1) if n > uncertain else 1 - (1 - told) * fallen + delta * q * (1 - fallen) / (1 - q)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaplaceThreshold(LabelRelease):
@@ -293,6 +329,46 @@ class LaplaceThreshold(LabelRelease):
     def _probabilities(self, n: Probabilities) -> tuple[Probabilities, NDArray[np.bool_]]:
         distance = self._first + (n - 1) * self.epsilon
         return np.exp(-np.abs(distance)) / 2, distance < 0
+
+    def _exactly(self, n: Decimal, epsilon: Decimal, delta: Decimal) -> Decimal:
+        """With the τ for which π(1) is δ: no τ has to be written down, and none is rounded."""
+        if 2 * delta > 1:
+            return 1 - (1 - delta) * (-(n - 1) * epsilon).exp()
+        if (n - 1) * epsilon <= -(2 * delta).ln():
+            return delta * ((n - 1) * epsilon).exp()
+        return 1 - (-(n - 1) * epsilon).exp() / (4 * delta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteepestTest(LabelRelease):
+    """Told iff an ε-DP test of the label's own datapoints says yes: the one that grows fastest from π(1) = δ.
+
+    π(n) = min(e^ε π(n−1), 1 − e^(−ε)(1 − π(n−1))) for n ≥ 2. Up to the size `last_growing` the first binds, after that
+    the second. Between neighbouring sizes n ≥ 1 it costs ε and no δ, and a new label costs δ and nothing else: it is
+    the best of the general binary mechanisms (arXiv 2411.04680, Theorem C.3) that tell a lone datapoint with δ.
+    """
+
+    @property
+    def last_growing(self) -> int:
+        """The largest n with π(n−1) ≤ 1 / (1 + e^ε), up to which π(n) = δ e^((n−1)ε); 1 if there is none."""
+        return _last_growing(self.epsilon, self.delta)
+
+    @property
+    def certain(self) -> int:
+        """Where the probability of being dropped is no longer a positive float: e^−746 is 0."""
+        return math.ceil(min(self.last_growing + 746 / self.epsilon, 1e300))
+
+    def _probabilities(self, n: Probabilities) -> tuple[Probabilities, NDArray[np.bool_]]:
+        growing = _float(self.last_growing)
+        m = np.minimum(n, growing) - 1
+        told = np.exp(math.log(self.delta) + m * self.epsilon)
+        seldom = (n <= growing) & (told < 0.5)
+        return np.where(seldom, told, (1 - told) * np.exp(-np.maximum(n - growing, 0.0) * self.epsilon)), seldom
+
+    def _exactly(self, n: Decimal, epsilon: Decimal, delta: Decimal) -> Decimal:
+        growing = Decimal(self.last_growing)
+        told = delta * ((min(n, growing) - 1) * epsilon).exp()
+        return told if n <= growing else 1 - (1 - told) * ((growing - n) * epsilon).exp()
 
 
 def changed_counts(labels: int, adjacency: Adjacency) -> int:
@@ -323,6 +399,14 @@ def _threshold(epsilon: float, delta: float) -> int:
     with localcontext(_digits(epsilon)):
         crossing = _crossing(Decimal(repr(epsilon)), Decimal(repr(delta)))
         return max(1, math.ceil(crossing + Decimal("1e-25")))  # in doubt one more, which is more private
+
+
+@lru_cache(maxsize=4096)
+def _last_growing(epsilon: float, delta: float) -> int:
+    with localcontext(_digits(epsilon)):
+        e, d = Decimal(repr(epsilon)), Decimal(repr(delta))
+        q = (-e).exp()
+        return max(1, 2 + math.floor((q / ((1 + q) * d)).ln() / e))  # where both bind, both say the same
 
 
 @lru_cache(maxsize=4096)

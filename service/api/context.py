@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,13 +64,14 @@ async def _service(request: Request) -> Parts:  # FastAPI would give a plain fun
     return parts_of(request)
 
 
+MOST_KEY_LENGTH = 200
 Service = Annotated[Parts, Depends(_service)]
 IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
         min_length=1,
-        max_length=200,
+        max_length=MOST_KEY_LENGTH,
         description="A name for this request: repeated under it, it has one effect and the same answer.",
     ),
 ]
@@ -98,7 +97,8 @@ def requires(*roles: str) -> Any:
 
 
 Anyone = Annotated[Actor, requires()]
-Pipeline = Annotated[Actor, requires("pipeline", "officer")]
+PROPOSERS = ("pipeline", "officer")
+Pipeline = Annotated[Actor, requires(*PROPOSERS)]
 Officer = Annotated[Actor, requires("officer")]
 Reader = Annotated[Actor, requires("officer", "auditor")]
 Auditor = Annotated[Actor, requires("auditor", "officer")]
@@ -111,7 +111,8 @@ async def idempotency_of(request: Request, actor: Actor, key: str | None, *, suf
     if key is None:
         return None
     asked = f"{request.method} {request.url.path}{suffix}\n".encode() + await request.body()
-    return Idempotency.of(actor=actor.id, key=key + suffix, request=asked)
+    secret = parts_of(request).secrets.datapoints
+    return Idempotency.of(actor=actor.id, key=key + suffix, request=asked, secret=secret)
 
 
 async def decide(
@@ -127,20 +128,40 @@ async def decide(
 ) -> Answer:
     """Queue an operation, and wait until its outcome is durable."""
     idempotency = await idempotency_of(request, actor, key, suffix=suffix)
-    future = parts.writer.submit(
-        Operation(population=population, actor=actor.id, decide=operation, idempotency=idempotency, uses_sql=uses_sql)
+    return await decided(parts, actor, population, operation, idempotency, uses_sql=uses_sql)
+
+
+async def decided(
+    parts: Parts,
+    actor: Actor,
+    population: str,
+    operation: Decide,
+    idempotency: Idempotency | None,
+    *,
+    uses_sql: bool = False,
+) -> Answer:
+    """Queue an operation under the name that the request goes by, and wait until its outcome is durable."""
+    queued = Operation(
+        population=population, actor=actor.id, decide=operation, idempotency=idempotency, uses_sql=uses_sql
     )
     try:
-        # Whoever waits longer gets no answer, but the decision may still be made: their key will find out.
-        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), _DECISION_SECONDS)
-    except TimeoutError:
+        async with asyncio.timeout(_DECISION_SECONDS):
+            return await parts.writer.decision(queued)
+    except TimeoutError:  # the decision may still be made: their key will find out
         raise Problem("busy", "The decision takes too long; whether it was made is not known yet.") from None
 
 
 def answered(answer: Answer) -> JSONResponse:
     """An answer over HTTP; one that was given before says so."""
     headers = {"Idempotent-Replayed": "true"} if answer.replayed else None
-    return JSONResponse(answer.document, status_code=answer.status, headers=headers)
+    return _Json(answer.document, status_code=answer.status, headers=headers)
+
+
+class _Json(JSONResponse):
+    """The same bytes by an encoder that is made once."""
+
+    def render(self, content: Any) -> bytes:
+        return _ENCODER.encode(content).encode()
 
 
 def problems(*names: str) -> dict[int | str, dict[str, Any]]:
@@ -158,12 +179,29 @@ def problems(*names: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
+#: Datapoints of the shortest range, and of the smallest window, that a pipeline may ask about.
+LEAST_RANGE = 10
+
+
 def names_individuals(scope: Mapping[str, Any]) -> bool:
-    """Whether a scope names single datapoints, by key or bitmap, at whatever depth."""
-    inside = scope.get("union", [])
-    return not set(scope) <= {"task", "part", "ranges", "union", "next"} or any(
-        isinstance(each, dict) and names_individuals(each) for each in (inside if isinstance(inside, list) else [])
+    """Whether a scope names single datapoints: by key, by bitmap or as a few in a row, at whatever depth."""
+    inside, ranges = scope.get("union", []), scope.get("ranges", [])
+    return (
+        _is_short([0, scope.get("next")])
+        or not set(scope) <= {"task", "part", "ranges", "union", "next"}
+        or any(_is_short(each) for each in (ranges if isinstance(ranges, list) else []))
+        or any(
+            isinstance(each, dict) and names_individuals(each) for each in (inside if isinstance(inside, list) else [])
+        )
     )
+
+
+def _is_short(span: Any) -> bool:
+    match span:
+        case [int(start), int(stop)]:
+            return 0 < stop - start < LEAST_RANGE
+        case _:
+            return False  # none at all, which is found out elsewhere
 
 
 def must_allow_names(parts: Parts, population: str) -> None:
@@ -174,40 +212,5 @@ def must_allow_names(parts: Parts, population: str) -> None:
 
 
 MAX_PAGE = 1000
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _DECISION_SECONDS = 120
-
-
-def cursor_of(document: Mapping[str, Any]) -> str:
-    """Where a list goes on, as text that nobody needs to read."""
-    return base64.urlsafe_b64encode(json.dumps(document).encode()).decode()
-
-
-def number_from(cursor: str | None) -> int | None:
-    """The number after which (or before which) a list goes on."""
-    found = _cursor_from(cursor, "number")
-    if found is None or (type(found) is int and 0 <= found < 2**53):
-        return found
-    raise _NO_CURSOR
-
-
-def name_from(cursor: str | None) -> str | None:
-    """The name after which a list goes on."""
-    found = _cursor_from(cursor, "after")
-    if found is None or (isinstance(found, str) and found.isprintable()):
-        return found
-    raise _NO_CURSOR
-
-
-_NO_CURSOR = Problem("invalid", "This is not a cursor that a list gave out.", "cursor")
-
-
-def _cursor_from(text: str | None, name: str) -> Any:
-    if text is None:
-        return None
-    try:
-        document = json.loads(base64.urlsafe_b64decode(text.encode()))
-    except (binascii.Error, ValueError, RecursionError):
-        raise _NO_CURSOR from None
-    if not isinstance(document, dict) or set(document) != {name} or document[name] is None:
-        raise _NO_CURSOR
-    return document[name]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import tempfile
+import threading
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse
@@ -16,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from accountant.book import Book
 from accountant.canonical import from_canonical
 from accountant.errors import InvalidInput
+from service import parquet
 from service.api.context import (
     IdempotencyKey,
     Officer,
@@ -31,10 +36,12 @@ from service.errors import Problem
 from service.operations import datapoints
 from service.operations.keys import Actor
 from service.schemas import Key, NewDatapoints
+from service.store.writer import Answer
 
 router = APIRouter(prefix="/v1/populations/{population}/datapoints", tags=["datapoints"])
 
 _LINE_BYTES = 16 * 1024
+_spooling = threading.BoundedSemaphore(4)  # files on the disk at a time, each as long as an upload may be
 _BODY = {
     "requestBody": {
         "required": True,
@@ -45,6 +52,7 @@ _BODY = {
             },
             "application/x-ndjson": {"schema": {"type": "string"}, "example": '{"key": "a"}\n{"key": "b"}\n'},
             "text/csv": {"schema": {"type": "string"}, "example": "key\na\nb\n"},
+            parquet.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
         },
     }
 }
@@ -65,7 +73,8 @@ async def register(
     population: Population, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
 ) -> JSONResponse:
     """`{"count": n}` of ordinals, or keys: a few as JSON, any number as NDJSON (`{"key": …}` a line) or CSV (a column
-    `key`), read as they come. What is registered shows at once in the population's size; sent again, a key is known."""
+    `key`), read as they come, or as a Parquet file (a column `key`), read once it is all there. What is registered
+    shows at once in the population's size; sent again, a key is known."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     match kind:
         case "application/json":
@@ -79,33 +88,42 @@ async def register(
             if new.count is not None:
                 operation = datapoints.register_count(new.count)
                 return answered(await decide(request, parts, actor, population, operation, key))
-            return await _streamed(request, parts, actor, population, _listed(new.keys or []))
+            listed = new.keys or []
+            at_once = key if len(listed) < datapoints.CHUNK else None  # one decision, which can be remembered
+            return await _streamed(request, parts, actor, population, _listed(listed), at_once)
         case "application/x-ndjson" | "application/jsonl":
             return await _streamed(request, parts, actor, population, _from_ndjson(_lines(request)))
         case "text/csv":
             return await _streamed(request, parts, actor, population, _from_csv(_lines(request)))
+        case parquet.MEDIA_TYPE:
+            async with _spooled(request, parts) as file:
+                return await _streamed(request, parts, actor, population, _from_parquet(file))
         case _:
-            expected = "application/json, application/x-ndjson or text/csv"
+            expected = f"application/json, application/x-ndjson, text/csv or {parquet.MEDIA_TYPE}"
             raise Problem("unsupported", f"The content type is {kind[:100]!r}; send {expected}.", "Content-Type")
 
 
 async def _streamed(
-    request: Request, parts: Service, actor: Actor, population: str, keys: AsyncIterator[tuple[str, str]]
+    request: Request,
+    parts: Service,
+    actor: Actor,
+    population: str,
+    keys: AsyncIterator[tuple[str, str]],
+    idempotency_key: str | None = None,
 ) -> JSONResponse:
     """Chunk by chunk, each durable before the next is read, so memory stays flat and nothing that was read is lost."""
     total = {"registered": 0, "known": 0, "returned": 0}
-    last: dict[str, Any] = {}
+    last = Answer(status=201, document={})
     first: int | None = None
     chunk: list[bytes] = []
 
     async def flush() -> None:
         nonlocal last, first
         operation = datapoints.register_digests(list(chunk))
-        answer = await decide(request, parts, actor, population, operation, None, uses_sql=True)
-        last = answer.document
-        first = last["first_ordinal"] if first is None else first
+        last = await decide(request, parts, actor, population, operation, idempotency_key, uses_sql=True)
+        first = last.document["first_ordinal"] if first is None else first
         for name in total:
-            total[name] += last[name]
+            total[name] += last.document[name]
         chunk.clear()
 
     try:
@@ -121,7 +139,31 @@ async def _streamed(
         if any(total.values()):
             problem.extra = {**problem.extra, "so_far": dict(total)}  # these are durable; to send all again is safe
         raise
-    return JSONResponse({**last, **total, "first_ordinal": first}, status_code=201)
+    return answered(replace(last, document={**last.document, **total, "first_ordinal": first}))
+
+
+@asynccontextmanager
+async def _spooled(request: Request, parts: Service) -> AsyncIterator[BinaryIO]:
+    """The body as a nameless file: a Parquet file is read from its end. It is at most as long as a request may be."""
+    if not _spooling.acquire(blocking=False):
+        raise Problem("busy", "Other files are being registered.")
+    try:
+        with tempfile.TemporaryFile(dir=parts.settings.data) as file:
+            async for piece in request.stream():
+                try:
+                    await run_in_threadpool(file.write, piece)
+                except OSError:
+                    raise Problem("busy", "There is no room on the disk for this file.") from None
+            yield file
+    finally:
+        _spooling.release()
+
+
+async def _from_parquet(file: BinaryIO) -> AsyncIterator[tuple[str, str]]:
+    chunks = parquet.keys(file)
+    while (chunk := await run_in_threadpool(next, chunks, None)) is not None:
+        for place, key in chunk:
+            yield place, key
 
 
 async def _listed(keys: list[str]) -> AsyncIterator[tuple[str, str]]:
@@ -169,6 +211,8 @@ async def _from_csv(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, str]]
         number += 1
         if not line.strip():
             continue
+        if place < 0:
+            line = line.removeprefix("\ufeff")  # noqa: PLW2901 - a mark of the encoding, which spreadsheets put there
         try:
             cells = next(csv.reader([line], strict=True))
         except csv.Error:  # such as a quoted line break, which would otherwise pass as two keys

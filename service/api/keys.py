@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
-from service.api.context import Admin, Anyone, Service, problems
+from service.api.context import (
+    MAX_PAGE,
+    Admin,
+    Anyone,
+    IdempotencyKey,
+    Service,
+    answered,
+    idempotency_of,
+    problems,
+)
+from service.cursors import cursor_of, name_from
 from service.operations import keys
 from service.schemas import NewKey
 
@@ -14,16 +27,35 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"])
 KeyId = Annotated[str, Path(pattern=r"^key_[0-9A-Z]{26}$", examples=["key_01J00000000000000000000000"])]
 
 
-@router.post("", status_code=201, responses=problems(), summary="A new key")
-def create(new: NewKey, parts: Service, _actor: Admin) -> dict[str, Any]:
-    """Its secret is in this answer and nowhere else."""
-    return keys.create(parts.database, name=new.name, roles=new.roles, expires_in_days=new.expires_in_days)
+@router.post("", status_code=201, responses=problems("key-reused"), summary="A new key")
+async def create(
+    new: NewKey, request: Request, parts: Service, actor: Admin, key: IdempotencyKey = None
+) -> JSONResponse:
+    """Its secret is in this answer and nowhere else: repeated, the answer is the same key without it."""
+    create_key = partial(
+        keys.create_once,
+        parts.database,
+        await idempotency_of(request, actor, key),
+        name=new.name,
+        roles=new.roles,
+        expires_in_days=new.expires_in_days,
+    )
+    return answered(await run_in_threadpool(create_key))
 
 
 @router.get("", responses=problems(), summary="All keys")
-def list_all(parts: Service, _actor: Admin) -> dict[str, Any]:
-    """Without their secrets."""
-    return {"items": keys.listed(parts.database)}
+def list_all(
+    parts: Service,
+    _actor: Admin,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> dict[str, Any]:
+    """Oldest first, without their secrets."""
+    found = keys.listed(parts.database, after=name_from(cursor) or "", limit=limit + 1)
+    return {
+        "items": found[:limit],
+        "next": cursor_of({"after": found[limit - 1]["id"]}) if len(found) > limit else None,
+    }
 
 
 @router.get("/self", responses=problems(), summary="This key")

@@ -8,12 +8,25 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import text
+from starlette.concurrency import run_in_threadpool
 
-from service.api.context import MAX_PAGE, Admin, Anyone, Auditor, Reader, Service, cursor_of, number_from, problems
+from service.api.context import (
+    MAX_PAGE,
+    Admin,
+    Anyone,
+    Auditor,
+    IdempotencyKey,
+    Reader,
+    Service,
+    answered,
+    idempotency_of,
+    problems,
+)
 from service.api.populations import Population
+from service.cursors import cursor_of, number_from
 from service.errors import NotFound
 from service.operations import evidence
 
@@ -163,12 +176,11 @@ def checkpoints(parts: Service, _actor: Anyone) -> dict[str, Any]:
     return {"items": evidence.checkpoints(parts.database)}
 
 
-@router.post("/checkpoints", status_code=201, responses=problems(), summary="Sign all heads now")
-def make_checkpoint(parts: Service, _actor: Admin) -> dict[str, Any]:
+@router.post("/checkpoints", status_code=201, responses=problems("key-reused"), summary="Sign all heads now")
+async def make_checkpoint(request: Request, parts: Service, actor: Admin, key: IdempotencyKey = None) -> JSONResponse:
     """One is made by itself every hour, and at every clean stop."""
-    made = evidence.checkpoint(parts.database, parts.secrets)
-    assert made is not None
-    return made
+    idempotency = await idempotency_of(request, actor, key)
+    return answered(await run_in_threadpool(evidence.checkpoint_once, parts.database, parts.secrets, idempotency))
 
 
 @router.get("/checkpoints/{number}", responses=problems("not-found"), summary="One checkpoint")

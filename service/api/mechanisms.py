@@ -48,6 +48,8 @@ def _shown(mechanism: Mechanism) -> dict[str, Any]:
         "proof_status": mechanism.proof_status,
         "proof_note": mechanism.proof_note,
         "parameters": mechanism.schema(),
+        "recipe": mechanism.recipe_schema(),
+        "is_run_by_workers": mechanism.module is not None,
     }
 
 

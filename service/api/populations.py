@@ -12,8 +12,10 @@ from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
 from accountant import book as ledger_book
+from accountant.canonical import canonical
 from accountant.filters import Filter
 from service.api.context import (
+    LEAST_RANGE,
     MAX_PAGE,
     Anyone,
     IdempotencyKey,
@@ -22,15 +24,13 @@ from service.api.context import (
     Pipeline,
     Service,
     answered,
-    cursor_of,
     decide,
     idempotency_of,
     must_allow_names,
-    name_from,
     names_individuals,
-    number_from,
     problems,
 )
+from service.cursors import cursor_of, name_from, number_from
 from service.errors import NotFound
 from service.operations import populations, readings, releases
 from service.operations.keys import Actor
@@ -167,6 +167,7 @@ async def create_task(
 
 
 def _task(new: NewTask, parts: Parts, actor: Actor, population: str) -> Decide:
+    canonical([new.name, *new.parts])  # what cannot be logged is refused here
     scopes = [new.members, *new.parts.values()]
     if not actor.has("officer") and any(names_individuals(scope) for scope in scopes):
         must_allow_names(parts, population)
@@ -195,14 +196,22 @@ def list_tasks(
 
 
 @router.get("/{population}/tasks/{task:path}", responses=problems("not-found"), summary="One task")
-def get_task(population: Population, task: str, parts: Service, _actor: Anyone) -> dict[str, Any]:
-    """Its size, its parts, its own ledger, and the releases that name it."""
+def get_task(
+    population: Population,
+    task: str,
+    parts: Service,
+    _actor: Anyone,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="the most overlaps")] = populations.OVERLAPS_SHOWN,
+    cursor: Annotated[str | None, Query(max_length=1000, description="`overlaps_next` of an earlier answer")] = None,
+) -> dict[str, Any]:
+    """Its size, its parts, its own ledger, the releases that name it, and the tasks that it shares datapoints with."""
+    after = number_from(cursor) or 0
     with parts.books.read(population) as book:
         if task not in book.tasks:
             raise NotFound("task", task)
         found = [each for each in book.releases.values() if task in each.tasks]
         return {
-            **populations.task_shown(book, book.tasks[task]),
+            **populations.task_shown(book, book.tasks[task], overlaps_after=after, most_overlaps=limit),
             "releases": [releases.summary(book, each.id) for each in found[-MAX_PAGE:]],
             "releases_in_all": len(found),
         }
@@ -212,9 +221,14 @@ def get_task(population: Population, task: str, parts: Service, _actor: Anyone) 
 def budget(
     population: Population,
     parts: Service,
-    _actor: Anyone,
+    actor: Anyone,
     windows: Annotated[int, Query(ge=0, le=200, description="so many equal windows of arrivals")] = 0,
 ) -> dict[str, Any]:
-    """Spent, held and available over all datapoints, per task and per window, with a forecast."""
+    """Spent, held and available over all datapoints, per task and per window, with a forecast.
+
+    A pipeline is shown no window of fewer than ten datapoints: there are fewer windows then.
+    """
     with parts.books.read(population) as book:
+        if not actor.sees_individuals:
+            windows = min(windows, book.size // LEAST_RANGE)
         return readings.distribution(book, at=datetime.now(UTC), windows=windows)

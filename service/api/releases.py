@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
@@ -20,18 +20,21 @@ from service.api.context import (
     Service,
     Trusted,
     answered,
-    cursor_of,
     decide,
+    decided,
+    idempotency_of,
     must_allow_names,
     names_individuals,
-    number_from,
     problems,
 )
+from service.cursors import cursor_of, number_from
 from service.errors import NotFound, Problem
 from service.operations import releases
 from service.operations.keys import Actor
 from service.operations.releases import Proposal
 from service.schemas import Commit, NewRelease, NewReleases, PopulationName, Void
+from service.store.writer import Answer, Decide, Idempotency
+from trainers.catalog import mechanism as find_mechanism
 
 router = APIRouter(prefix="/v1/releases", tags=["releases"])
 ReleaseId = Annotated[str, Path(pattern=r"^rel_[0-9A-Z]{26}$", examples=["rel_01J00000000000000000000000"])]
@@ -64,14 +67,21 @@ class _Owners:
 _OWNERS = _Owners()
 
 
-def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
-    """What the request proposes."""
+def proposal_of(new: NewRelease, parts: Parts, actor: Actor, *, is_job: bool = False) -> Proposal:
+    """What the request proposes; the hold of a job has no end of its own."""
     if bool(new.charges) == (new.mechanism is not None):
         raise Problem("invalid", "Propose either charges or a mechanism.", "charges")
     if sum(each is not None for each in (new.task, new.scope)) > 1 or (new.part is not None and new.task is None):
         raise Problem("invalid", "Name a task (and a part of it), or a scope.", "scope")
     if new.charges and (new.task is not None or new.scope is not None):
         raise Problem("invalid", "Charges name their scopes themselves.", "scope")
+    mechanism = None if new.mechanism is None else find_mechanism(new.mechanism.name)
+    made = None if mechanism is None else mechanism.kind
+    if mechanism is not None and new.kind not in {None, made}:
+        raise Problem("invalid", f"Mechanism {mechanism.name!r} makes {made}, and not {new.kind}.", "kind")
+    if made is None and new.kind == "window_model":
+        # Explicit charges would pass by the check of its schedule.
+        raise Problem("invalid", "A window model is proposed by its mechanism, with stream, step and chain.", "kind")
     scope = new.scope
     if new.task is not None:
         scope = {"task": new.task} if new.part is None else {"task": new.task, "part": new.part}
@@ -85,7 +95,7 @@ def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
                 must_allow_names(parts, new.population)
                 break
     return Proposal(
-        kind=new.kind,
+        kind=new.kind or made or "weights",
         charges=[
             {"scope": parts.resolved(new.population, charge.scope), "event": charge.event} for charge in new.charges
         ],
@@ -94,7 +104,7 @@ def proposal_of(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
         delta=new.delta,
         on_exhausted=new.on_exhausted,
         may_trim=actor.has("officer"),
-        hold_seconds=new.hold_seconds or parts.settings.hold_seconds,
+        hold_seconds=None if is_job else new.hold_seconds or parts.settings.hold_seconds,
         declared=declared,
     )
 
@@ -117,16 +127,28 @@ async def propose(
     proposal = await _read(new, parts, actor)
     if dry_run:
         return JSONResponse(await run_in_threadpool(_dry_run, parts, new.population, proposal))
-    answer = await decide(request, parts, actor, new.population, releases.propose(proposal), key)
-    _OWNERS.remember(parts, answer.document["id"], new.population)
-    return answered(answer)
+    return answered(await proposed(parts, actor, new.population, proposal, await idempotency_of(request, actor, key)))
+
+
+async def proposed(
+    parts: Parts, actor: Actor, population: str, proposal: Proposal, idempotency: Idempotency | None
+) -> Answer:
+    """The decision on a proposal, recorded."""
+    answer = await decided(parts, actor, population, releases.propose(proposal), idempotency)
+    _OWNERS.remember(parts, answer.document["id"], population)
+    return answer
 
 
 async def _read(new: NewRelease, parts: Parts, actor: Actor) -> Proposal:
     """The proposal; one that needs no look at the database does not wait for a thread."""
-    if any(names_individuals(scope) for scope in (new.scope or {}, *(charge.scope for charge in new.charges))):
-        return await run_in_threadpool(proposal_of, new, parts, actor)
-    return proposal_of(new, parts, actor)
+    return (
+        await run_in_threadpool(proposal_of, new, parts, actor) if names_anyone(new) else proposal_of(new, parts, actor)
+    )
+
+
+def names_anyone(new: NewRelease) -> bool:
+    """Whether a proposal names single datapoints."""
+    return any(names_individuals(scope) for scope in (new.scope or {}, *(charge.scope for charge in new.charges)))
 
 
 def _dry_run(parts: Parts, population: str, proposal: Proposal) -> dict[str, Any]:
@@ -140,18 +162,29 @@ def _dry_run(parts: Parts, population: str, proposal: Proposal) -> dict[str, Any
     summary="Propose several releases, one after the other",
 )
 async def propose_all(
-    new: NewReleases, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
+    new: NewReleases,
+    request: Request,
+    response: Response,
+    parts: Service,
+    actor: Pipeline,
+    key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Each has its own decision; one that cannot be read is answered with its problem and stops none of the others."""
     items: list[dict[str, Any]] = []
+    replayed: list[bool] = []
     for number, each in enumerate(new.proposals):
         try:
             operation = releases.propose(await _read(each, parts, actor))
             answer = await decide(request, parts, actor, each.population, operation, key, suffix=f"#{number}")
             items.append(answer.document)
+            replayed.append(answer.replayed)
         except (Problem, ValueError) as problem:
+            if isinstance(problem, Problem) and problem.name == "key-reused":
+                raise  # of the whole request, not of this one
             shown = problem if isinstance(problem, Problem) else Problem("invalid", str(problem))
             items.append({"status": "refused", "problem": shown.document(request.state.request_id)})
+    if replayed and all(replayed):
+        response.headers["Idempotent-Replayed"] = "true"
     return {"items": items}
 
 
@@ -179,8 +212,8 @@ def list_all(
 @router.get("/{release}", responses=problems("not-found"), summary="One release")
 def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
     """Its charges, its decision and what became of it."""
-    body = _body(parts, release)
-    with parts.books.read(_owner(parts, release)) as book:
+    body = body_of(parts, release)
+    with parts.books.read(owner_of(parts, release)) as book:
         shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals)
         budget, adjacency = book.policy.budget, book.adjacency
     # They may take seconds, and need the book no more.
@@ -190,12 +223,12 @@ def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
 @router.get("/{release}/members", responses=problems("not-found"), summary="Whom it was charged to")
 def members(release: ReleaseId, parts: Service, _actor: Trusted) -> dict[str, Any]:
     """For the trusted side that trains: each charge with its datapoints as a bitmap, without those who were trimmed."""
-    body = _body(parts, release)
-    with parts.books.read(_owner(parts, release)) as book:
+    body = body_of(parts, release)
+    with parts.books.read(owner_of(parts, release)) as book:
         return {"release": release, "charges": releases.members(book, body)}
 
 
-def _body(parts: Parts, release: str) -> dict[str, Any]:
+def body_of(parts: Parts, release: str) -> dict[str, Any]:
     """The entry that the release was proposed with."""
     with parts.database.transaction() as connection:
         body = connection.execute(_BODY, {"id": release}).scalar_one_or_none()
@@ -212,11 +245,15 @@ async def commit(
     release: ReleaseId, done: Commit, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
 ) -> JSONResponse:
     """What was held is spent. Sent again it changes nothing; after expiry it can only attach the artifact."""
+    operation = committing(release, done, actor)
+    return answered(await decide(request, parts, actor, await _population_of(parts, release), operation, key))
+
+
+def committing(release: str, done: Commit, actor: Actor) -> Decide:
+    """What a commit does."""
     artifact = None if done.artifact is None else done.artifact.model_dump(exclude_none=True)
     canonical(artifact)
-    population = await _population_of(parts, release)
-    operation = releases.commit(release=release, artifact=artifact, by=actor)
-    return answered(await decide(request, parts, actor, population, operation, key))
+    return releases.commit(release=release, artifact=artifact, by=actor)
 
 
 @router.post(
@@ -233,12 +270,18 @@ async def void(
 
 
 async def _population_of(parts: Parts, release: str) -> str:
-    known = _OWNERS.remembered(parts, release)
-    return await run_in_threadpool(_owner, parts, release) if known is None else known
+    known = remembered_owner(parts, release)
+    return await run_in_threadpool(owner_of, parts, release) if known is None else known
 
 
-def _owner(parts: Parts, release: str) -> str:
-    if (known := _OWNERS.remembered(parts, release)) is not None:
+def remembered_owner(parts: Parts, release: str) -> str | None:
+    """The population of a release, if it is one of the latest."""
+    return _OWNERS.remembered(parts, release)
+
+
+def owner_of(parts: Parts, release: str) -> str:
+    """The population of a release."""
+    if (known := remembered_owner(parts, release)) is not None:
         return known
     with parts.database.transaction() as connection:
         name = connection.execute(_OWNER, {"id": release}).scalar_one_or_none()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -10,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.api.context import Service
 from service.errors import Problem
+from service.operations import jobs
 from service.store.database import is_current
 
 router = APIRouter(tags=["system"])
@@ -24,7 +26,9 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", responses=_UNREADY, summary="Ready to decide")
 def readyz(parts: Service) -> dict[str, str]:
-    """The database answers and has the right migrations."""
+    """The database answers and has the right migrations, and there is somebody to decide."""
+    if not parts.writer.is_alive:
+        raise Problem("unavailable", "A writer has stopped: start the service again.")
     try:
         with parts.database.transaction() as connection:
             current = is_current(connection)
@@ -37,5 +41,8 @@ def readyz(parts: Service) -> dict[str, str]:
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
 def metrics(parts: Service) -> Response:
-    """Requests, decisions, queues and open holds; nothing about anybody."""
+    """Requests, decisions, queues and jobs; nothing about anybody."""
+    with suppress(SQLAlchemyError):  # without the database the rest is worth knowing all the more
+        for status, count in jobs.counts(parts.database).items():
+            parts.metrics.jobs.labels(status).set(count)
     return Response(generate_latest(parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)

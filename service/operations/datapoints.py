@@ -6,12 +6,13 @@ erased key keeps its digest: whoever registers it again meets the old balance, a
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from pyroaring import BitMap, FrozenBitMap
 from sqlalchemy import text
 
+from accountant.cohorts import MAX_DATAPOINTS
 from accountant.errors import InvalidInput
 from service.errors import NotFound, Problem
 from service.operations import readings
@@ -19,7 +20,7 @@ from service.operations.populations import entry
 from service.store.writer import Decide, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from sqlalchemy import Connection
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_KEY: Final = 1000
 CHUNK: Final = 20_000
+DIGEST_BYTES: Final = 20
+KEYS_TAG: Final = b"stint.keys.v1\x00"
 
 _KNOWN = text(
     "SELECT digest, ordinal, erased_at IS NOT NULL AS erased FROM datapoint "
@@ -53,7 +56,21 @@ def digest(secret: bytes, population: str, key: str) -> bytes:
         spelled = key.encode()
     except UnicodeEncodeError:
         raise InvalidInput("key", "a key", "text without lone surrogates, which UTF-8 cannot write") from None
-    return blake2b(population.encode() + b"\x00" + spelled, key=secret, digest_size=20).digest()
+    return blake2b(population.encode() + b"\x00" + spelled, key=secret, digest_size=DIGEST_BYTES).digest()
+
+
+def digest_of(digests: Iterable[bytes]) -> str:
+    """What the log says of keys that were registered together, in the order of their ordinals.
+
+    Each is a keyed digest already, of one length, and stays as a tombstone when its key is erased: so this can be
+    computed again at any time, and without the secret it tells nobody anything about a key.
+    """
+    return sha256(KEYS_TAG + b"".join(digests)).hexdigest()
+
+
+def _must_have_room(book: Book, count: int) -> None:
+    if book.size + count > MAX_DATAPOINTS:
+        raise InvalidInput("count", count, f"at most {MAX_DATAPOINTS - book.size:,}, of 2^32 in a population")
 
 
 def register_count(count: int) -> Decide:
@@ -61,6 +78,7 @@ def register_count(count: int) -> Decide:
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
         _must_be_open(book)
+        _must_have_room(book, count)
         first = book.size
 
         def respond(links: Sequence[Link]) -> dict[str, Any]:
@@ -73,7 +91,8 @@ def register_count(count: int) -> Decide:
                 "entry": entry(links[-1]),
             }
 
-        return Outcome(bodies=[{"kind": "datapoints.registered", "count": count}], status=201, respond=respond)
+        body: Body = {"kind": "datapoints.registered", "count": count, "keys": None}
+        return Outcome(bodies=[body], status=201, respond=respond)
 
     return decide
 
@@ -89,13 +108,14 @@ def register_digests(digests: Sequence[bytes]) -> Decide:
         known = {bytes(row.digest) for row in rows}
         back = [(bytes(row.digest), row.ordinal) for row in rows if row.erased]
         new = [each for each in unique if each not in known]
+        _must_have_room(book, len(new))
         first = book.size
         bodies: list[Body] = [{"kind": "datapoint.returned", "ordinal": ordinal} for _, ordinal in back]
         if back:
             connection.execute(_MARK, {"name": book.name, "digests": [each for each, _ in back], "at": None})
         if new:
             connection.execute(_INSERT, {"name": book.name, "digests": new, "first": first})
-            bodies.append({"kind": "datapoints.registered", "count": len(new)})
+            bodies.append({"kind": "datapoints.registered", "count": len(new), "keys": digest_of(new)})
 
         def respond(links: Sequence[Link]) -> dict[str, Any]:
             return {
@@ -140,6 +160,13 @@ def ordinals(database: Database, population: str, digests: Sequence[bytes]) -> F
     if missing:
         raise Problem("invalid", f"{missing:,} of the keys are not registered, or erased.", "keys")
     return FrozenBitMap(BitMap([row.ordinal for row in rows]))
+
+
+def known(database: Database, population: str, digests: Sequence[bytes]) -> dict[bytes, int]:
+    """The ordinals of those digests that belong to somebody who was not erased."""
+    with database.transaction() as connection:
+        rows = connection.execute(_KNOWN, {"name": population, "digests": list(digests)})
+        return {bytes(row.digest): row.ordinal for row in rows if not row.erased}
 
 
 def find(database: Database, population: str, given: bytes) -> int:

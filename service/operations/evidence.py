@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import text
 
@@ -15,21 +17,28 @@ from accountant import chain
 from accountant.book import Book
 from accountant.canonical import canonical
 from accountant.chain import Head, Link
-from accountant.errors import AccountantError
+from accountant.errors import AccountantError, InvalidInput
+from accountant.events import event_to_json
 from accountant.merkle import consistency_proof, inclusion_proof, leaf_hash
 from service.errors import NotFound, Problem
+from service.operations import datapoints, readings
+from service.operations.jobs import LIVE
 from service.signing import is_signed
-from service.store.writer import Decide, Outcome, stamp
+from service.store.once import Answers, once
+from service.store.writer import Answer, Decide, Outcome, stamp
+from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from sqlalchemy import Connection
 
+    from accountant.events import Adjacency
     from accountant.histories import History
     from service.signing import Secrets
     from service.store.books import Books
     from service.store.database import Database
+    from service.store.writer import Idempotency
 
 _HEADS = text("SELECT name, number, hash, root FROM population ORDER BY name")
 _INSERT = text(
@@ -48,33 +57,51 @@ _LOG = text(
 _POPULATION = text("SELECT id, number, hash, root FROM population WHERE name = :name")
 _COHORTS = text("SELECT digest, number, datapoints, members, history FROM cohort WHERE population_id = :id")
 _STORED = text("SELECT number FROM cohort WHERE population_id = :id LIMIT 1")
+_KEYED = text("SELECT ordinal, digest FROM datapoint WHERE population_id = :id ORDER BY ordinal")
 _ERASED = text("SELECT ordinal FROM datapoint WHERE population_id = :id AND erased_at IS NOT NULL")
 _HOLDS = text("SELECT release, expires_at FROM hold WHERE population_id = :id")
+_JOBS = text("SELECT id, release, status, artifact_sha256 FROM job WHERE population_id = :id ORDER BY id")
 _RELEASES = text("SELECT id, number FROM release WHERE population_id = :id")
+_MOST_SAID: Final = 20  # of one kind of difference; all that follow are most likely the same story
 
 
-def checkpoint(database: Database, secrets: Secrets, *, unless_same: bool = False) -> dict[str, Any] | None:
-    """Sign the heads of all populations; with `unless_same`, only if one has moved since the last time."""
-    at = datetime.now(UTC)
+def checkpoint(database: Database, secrets: Secrets) -> dict[str, Any] | None:
+    """Sign the heads of all populations, unless none has moved since the last time."""
     with database.transaction() as connection:
-        heads = [
-            Head(population=row.name, number=row.number, hash=bytes(row.hash), root=bytes(row.root))
-            for row in connection.execute(_HEADS)
-        ]
-        stored = canonical([_head(head) for head in heads])
-        if unless_same and connection.execute(_LAST).scalar_one_or_none() == stored:
+        heads = _heads(connection)
+        if connection.execute(_LAST).scalar_one_or_none() == canonical([_head(head) for head in heads]):
             return None
-        made = chain.checkpoint(heads, at=stamp(at))
-        signature = secrets.signing.sign(made.signed_bytes)
-        row = {
-            "at": at,
-            "payload": made.payload,
-            "signature": signature,
-            "public_key": secrets.public_key,
-            "heads": stored,
-        }
-        number = connection.execute(_INSERT, row).scalar_one()
-    return _shown(number, row)
+        return _sign(connection, secrets, heads, datetime.now(UTC))
+
+
+def checkpoint_once(database: Database, secrets: Secrets, idempotency: Idempotency | None) -> Answer:
+    """Sign the heads of all populations, moved or not; the same request again gets the checkpoint that it made."""
+    at = datetime.now(UTC)
+
+    def sign(connection: Connection) -> Answers:
+        answer = Answer(status=201, document=_sign(connection, secrets, _heads(connection), at))
+        return answer, answer
+
+    return once(database, idempotency, sign, at=at)
+
+
+def _heads(connection: Connection) -> list[Head]:
+    return [
+        Head(population=row.name, number=row.number, hash=bytes(row.hash), root=bytes(row.root))
+        for row in connection.execute(_HEADS)
+    ]
+
+
+def _sign(connection: Connection, secrets: Secrets, heads: list[Head], at: datetime) -> dict[str, Any]:
+    made = chain.checkpoint(heads, at=stamp(at))
+    row = {
+        "at": at,
+        "payload": made.payload,
+        "signature": secrets.signing.sign(made.signed_bytes),
+        "public_key": secrets.public_key,
+        "heads": canonical([_head(head) for head in heads]),
+    }
+    return _shown(connection.execute(_INSERT, row).scalar_one(), row)
 
 
 def checkpoints(database: Database) -> list[dict[str, Any]]:
@@ -204,9 +231,9 @@ def store_cohorts() -> Decide:
 def verify(database: Database, shelf: Books | None, population: str, *, trusted: bytes | None = None) -> dict[str, Any]:
     """Rebuild a population from its log: chain, checkpoints, prices and admissions, then everything derived from it.
 
-    Nothing is changed. The first thing that does not agree is said, with its entry. `trusted` is the public key that
-    checkpoints must be signed with; without it each is checked with the key that is stored beside it, which whoever
-    can change the database can change too.
+    Nothing is changed. The first thing that does not agree is said, with its entry; `notes` say what could not be
+    compared. `trusted` is the public key that checkpoints must be signed with; without it each is checked with the key
+    that is stored beside it, which whoever can change the database can change too.
     """
     problems: list[str] = []
     with database.transaction() as connection:
@@ -218,6 +245,9 @@ def verify(database: Database, shelf: Books | None, population: str, *, trusted:
         stored = connection.execute(_COHORTS, {"id": row.id}).all()
         at_cohorts = {each.number for each in stored}
         rebuilt: dict[bytes, tuple[int, bytes, bytes]] = {}
+        registrations: list[_Registration] = []
+        declarations, misquoted = _Declarations(), list[str]()
+        replayed: Book | None = None
 
         def log() -> Generator[tuple[Link, bytes]]:
             with connection.execute(
@@ -226,9 +256,22 @@ def verify(database: Database, shelf: Books | None, population: str, *, trusted:
                 for each in rows:
                     body = bytes(each.body)
                     yield Link(number=each.number, previous=bytes(each.previous), hash=bytes(each.hash)), body
-                    _compare_columns(each, json.loads(body), problems)
+                    document = json.loads(body)  # from here on the entry is applied, and its chain was checked
+                    if document["kind"] in {"release.held", "release.denied"} and len(misquoted) < _MOST_SAID:
+                        assert replayed is not None
+                        wrong = readings.misquoted(replayed, document)
+                        if wrong is not None:
+                            misquoted.append(f"release {document['release']}, of entry {each.number}, {wrong}")
+                    _compare_columns(each, document, problems)
+                    declarations.see(each.number, document)
+                    if document["kind"] == "datapoints.registered":
+                        first = registrations[-1].stop if registrations else 0
+                        keys = document.get("keys", "")
+                        registrations.append(_Registration(each.number, first, first + document["count"], keys))
 
         def visit(book: Book) -> None:
+            nonlocal replayed
+            replayed = book
             if book.number in at_cohorts:
                 rebuilt.update(cohort_rows(book))
 
@@ -238,8 +281,11 @@ def verify(database: Database, shelf: Books | None, population: str, *, trusted:
                 book = ledger_book.replay(entries, heads=heads, verify=True, visit=visit)
         except (AccountantError, KeyError, TypeError, ValueError) as problem:
             problems.append(str(problem))
+        problems += declarations.problems + misquoted
         if book is not None:
             _compare(connection, row, book, problems)
+            with connection.execute(_KEYED, {"id": row.id}, execution_options={"yield_per": 1000}) as rows:
+                problems += islice(_wrong_keys(iter(rows), registrations), _MOST_SAID)
             kept = {bytes(each.digest): (each.datapoints, bytes(each.members), bytes(each.history)) for each in stored}
             if len(at_cohorts) > 1:
                 problems.append("the stored cohorts are of different entries")
@@ -259,7 +305,112 @@ def verify(database: Database, shelf: Books | None, population: str, *, trusted:
         "cohorts": 0 if book is None else len(book.ledger.cohorts),
         "checkpoints": len(heads),
         "problems": problems,
+        "notes": declarations.notes,
     }
+
+
+class _Declarations:
+    """Whether holds charge what the mechanisms that they declare do. What that costs, the replay checks."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._adjacency: Adjacency | None = None
+        self._accepted: Sequence[str] = ()
+        self._unknown = Counter[str]()
+        self._unaccepted = Counter[str]()
+
+    def see(self, number: int, document: dict[str, Any]) -> None:
+        """Compare the next body of a log; nothing is asked of any engine."""
+        if document["kind"] == "population.created":
+            self._adjacency = document["adjacency"]
+        if document["kind"] in {"population.created", "policy.changed"}:
+            self._accepted = document["policy"]["accepts"]
+        elif document["kind"] == "release.held" and len(self.problems) < _MOST_SAID:
+            wrong = self._difference(document)
+            if wrong is not None:
+                self.problems.append(f"release {document['release']}, of entry {number}, {wrong}")
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be compared, since this version has no such mechanism, or thinks otherwise of its proof."""
+        missing = [
+            f"mechanism {name!r} is not in the catalog of this version: the charges of {count:,} holds that declare it "
+            "were not compared with it"
+            for name, count in sorted(self._unknown.items())
+        ]
+        return missing + [
+            f"mechanism {name!r} is {CATALOG[name].proof_status} in the catalog of this version: {count:,} holds that "
+            "declare it were admitted under a policy that does not accept that"
+            for name, count in sorted(self._unaccepted.items())
+        ]
+
+    def _difference(self, document: dict[str, Any]) -> str | None:
+        match document.get("declared"):
+            case {"mechanism": {"name": str(name), "parameters": dict(parameters)}}:
+                pass
+            case {"mechanism": _}:
+                return "declares a mechanism without a name or parameters"
+            case _:
+                # Whoever names charges trains no models on which later steps could lean for free.
+                return "pays for models of a stream and declares no mechanism" if "stream" in document else None
+        if name not in CATALOG:
+            self._unknown[name] += 1
+            return None
+        if CATALOG[name].proof_status not in self._accepted:  # as it is now: it may have been another at the time
+            self._unaccepted[name] += 1
+        assert self._adjacency is not None
+        try:
+            quoted = CATALOG[name].quote(parameters, adjacency=self._adjacency)
+        except InvalidInput as problem:
+            return f"declares {name!r} with parameters that it does not take: {problem}"
+        charges = document["charges"]
+        if [each["event"] for each in charges] != [event_to_json(each.event) for each in quoted.charges]:
+            return f"does not charge the events that {name!r} has with the parameters that it declares"
+        for charge, each in zip(charges, quoted.charges, strict=True):
+            if each.start is not None and charge["scope"] != {"ranges": [[each.start, each.stop]]}:
+                return f"does not charge [{each.start}, {each.stop}), as {name!r} does with the parameters it declares"
+            if each.part is not None and charge["scope"].get("part") != each.part:
+                return f"does not charge part {each.part!r}, as {name!r} does with the parameters it declares"
+            if each.task is not None and charge["scope"].get("task") != each.task:
+                return f"does not charge task {each.task!r}, as {name!r} does with the parameters it declares"
+        if document.get("stream") != quoted.models:
+            return f"does not name the models that {name!r} trains and reuses with the parameters that it declares"
+        return None
+
+
+class _Registration(NamedTuple):
+    """Ordinals [start, stop) of one entry; `keys` is their digest, None if they have none, "" where it does not say."""
+
+    entry: int
+    start: int
+    stop: int
+    keys: str | None
+
+    def __str__(self) -> str:
+        return f"ordinals {self.start} to {self.stop - 1}, of entry {self.entry}"
+
+
+def _wrong_keys(rows: Iterator[Any], registrations: Iterable[_Registration]) -> Iterator[str]:
+    """Where the table of keys, in the order of ordinals, is not what the log says."""
+    row = next(rows, None)
+    for each in registrations:
+        found, is_whole, digest = 0, True, sha256(datapoints.KEYS_TAG)
+        while row is not None and row.ordinal < each.stop:
+            # Of one length, or bytes could move from one digest to the next.
+            is_whole &= row.ordinal == each.start + found and len(row.digest) == datapoints.DIGEST_BYTES
+            digest.update(row.digest)
+            found += 1
+            row = next(rows, None)
+        count = each.stop - each.start
+        if each.keys is None:
+            if found:
+                yield f"{each}, were registered without keys, and {found:,} have one"
+        elif found != count and (each.keys or found):
+            yield f"{each}, were registered with {count:,} keys, and {found:,} are there"
+        elif not is_whole or (each.keys and digest.hexdigest() != each.keys):
+            yield f"{each}, do not have the keys that were registered"
+    if row is not None:
+        yield f"there are keys from ordinal {row.ordinal} on, where nobody was registered"
 
 
 def _compare_columns(row: Any, body: dict[str, Any], problems: list[str]) -> None:
@@ -299,8 +450,29 @@ def _compare(connection: Connection, row: Any, book: Book, problems: list[str]) 
     }
     if holds != open_holds:
         problems.append("the open holds are not those that the log leads to")
+    _compare_jobs(connection, row, book, problems)
     if set(connection.execute(_ERASED, {"id": row.id}).scalars()) != book.erased:
         problems.append("the erased keys are not those that the log leads to")
     releases = {each.id: each.number for each in connection.execute(_RELEASES, {"id": row.id})}
     if releases != {release.id: release.number for release in book.releases.values()}:
         problems.append("the list of releases is not that of the log")
+
+
+def _compare_jobs(connection: Connection, row: Any, book: Book, problems: list[str]) -> None:
+    """A hold without an end belongs to a job that is under way, and a job's row agrees with the log on its release."""
+    owned = set()
+    for job in connection.execute(_JOBS, {"id": row.id}):
+        known = book.releases.get(job.release)
+        if job.status in LIVE:
+            owned.add(job.release)
+            agrees = known is not None and known.status == "held"
+        elif job.status == "committed":
+            artifact = None if known is None else known.artifact
+            agrees = artifact is not None and artifact.get("sha256") == job.artifact_sha256
+        else:  # one whose models others make use of is spent, not voided
+            agrees = known is not None and known.status in {"voided", "committed"} and known.artifact is None
+        if not agrees:
+            problems.append(f"job {job.id} is {job.status}, and its release {job.release} is not so in the log")
+    endless = {each.id for each in book.releases.values() if each.status == "held" and each.expires_at is None}
+    if orphans := sorted(endless - owned):
+        problems.append(f"release {orphans[0]} is held without an end, and no job is under way for it")

@@ -15,16 +15,22 @@ from sqlalchemy import text
 from accountant.errors import InvalidInput
 from service.errors import NotFound, Problem
 from service.operations.releases import new_id
-from service.store.writer import stamp
+from service.store.once import Answers, once
+from service.store.writer import Answer, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import Connection
+
     from service.store.database import Database
+    from service.store.writer import Idempotency
 
 ROLES: Final = ("pipeline", "officer", "auditor", "worker", "admin")
 _REMEMBERED_SECONDS: Final = 2.0  # how long a revoked key may still work
 _USED_SECONDS: Final = 60.0
+_FIRST_KEY_LOCK: Final = 0x5749_4E55  # any number that nobody else uses
+_SHOWN_ONCE: Final = "The secret was in the first answer, and is stored nowhere: revoke this key if it was lost."
 
 _INSERT = text(
     "INSERT INTO api_key (id, name, prefix, secret_hash, roles, created_at, expires_at) "
@@ -33,7 +39,8 @@ _INSERT = text(
 _FIND = text("SELECT id, name, roles, expires_at, revoked FROM api_key WHERE secret_hash = :hash")
 _USED = text("UPDATE api_key SET last_used_at = :at WHERE id = :id")
 _LIST = text(
-    "SELECT id, name, prefix, roles, created_at, expires_at, revoked, last_used_at FROM api_key ORDER BY created_at, id"
+    "SELECT id, name, prefix, roles, created_at, expires_at, revoked, last_used_at FROM api_key "
+    'WHERE id COLLATE "C" > :after ORDER BY id COLLATE "C" LIMIT :limit'
 )
 _REVOKE = text("UPDATE api_key SET revoked = true WHERE id = :id RETURNING id")
 
@@ -61,11 +68,39 @@ def create(
     database: Database, *, name: str, roles: Sequence[str], expires_in_days: float | None = None
 ) -> dict[str, Any]:
     """A new key. The answer is the only place where its secret ever stands."""
+    return create_once(database, None, name=name, roles=roles, expires_in_days=expires_in_days).document
+
+
+def create_once(
+    database: Database,
+    idempotency: Idempotency | None,
+    *,
+    name: str,
+    roles: Sequence[str],
+    expires_in_days: float | None = None,
+) -> Answer:
+    """A new key, or the one that the same request made before: that answer has no secret, since none is stored."""
+    now = datetime.now(UTC)
+    row, secret = _made(name=name, roles=roles, expires_in_days=expires_in_days, now=now)
+
+    def insert(connection: Connection) -> Answers:
+        connection.execute(_INSERT, row)
+        return (
+            Answer(status=201, document={**_shown(row), "secret": secret}),
+            Answer(status=201, document={**_shown(row), "note": _SHOWN_ONCE}),
+        )
+
+    return once(database, idempotency, insert, at=now)
+
+
+def _made(
+    *, name: str, roles: Sequence[str], expires_in_days: float | None = None, now: datetime
+) -> tuple[dict[str, Any], str]:
+    """The row of a new key, and its secret, which is not in it."""
     if not 1 <= len(name) <= 200 or "\x00" in name:
         raise InvalidInput("name", name, "a name of 1 to 200 characters, none of them null")
     if not roles or not set(roles) <= set(ROLES):
         raise InvalidInput("roles", list(roles), "one or more of " + ", ".join(ROLES))
-    now = datetime.now(UTC)
     secret = "sk_" + secrets.token_urlsafe(32)
     row = {
         "id": new_id("key_", now),
@@ -76,23 +111,25 @@ def create(
         "created_at": now,
         "expires_at": None if expires_in_days is None else now + timedelta(days=expires_in_days),
     }
-    with database.transaction() as connection:
-        connection.execute(_INSERT, row)
-    return {**_shown(row), "secret": secret}
+    return row, secret
 
 
 def ensure_first(database: Database) -> str | None:
-    """On the very first start: the secret of an admin key, to be printed once."""
+    """On the very first start: the secret of an admin key, to be printed once. Of several at once, one makes it."""
     with database.transaction() as connection:
+        # To lock the table itself takes rights that the service does not have.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _FIRST_KEY_LOCK})
         if connection.execute(text("SELECT 1 FROM api_key LIMIT 1")).one_or_none() is not None:
             return None
-    return str(create(database, name="first admin", roles=["admin"])["secret"])
+        row, secret = _made(name="first admin", roles=["admin"], now=datetime.now(UTC))
+        connection.execute(_INSERT, row)
+    return secret
 
 
-def listed(database: Database) -> list[dict[str, Any]]:
-    """All keys, without their secrets."""
+def listed(database: Database, *, after: str, limit: int) -> list[dict[str, Any]]:
+    """The next keys, oldest first, without their secrets; their ids sort by time."""
     with database.transaction() as connection:
-        return [_shown(row) for row in connection.execute(_LIST).mappings()]
+        return [_shown(row) for row in connection.execute(_LIST, {"after": after, "limit": limit}).mappings()]
 
 
 def revoke(database: Database, identity: str) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
-from psycopg.errors import UniqueViolation
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
 
 from accountant import book as ledger_book
 from accountant.book import Book, Policy, Task
 from accountant.filters import Filter
 from accountant.guarantees import Guarantee
+from service.cursors import cursor_of
 from service.errors import Problem
 from service.operations import readings
+from service.store.once import ALREADY_THERE, Answers, once
 from service.store.writer import Answer, Decide, Idempotency, Outcome, stamp
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from accountant.ledger import OnExhausted
     from service.store.database import Database
 
+OVERLAPS_SHOWN: Final = 100
 _INSERT = text(
     "INSERT INTO population (name, number, hash, root, created_at) VALUES (:name, 1, :hash, :root, :at) RETURNING id"
 )
@@ -44,22 +46,18 @@ def create(database: Database, body: Body, *, actor: str, idempotency: Idempoten
     book = Book.of(spelled)
     head = book.chain.head
     answer = Answer(status=201, document=shown(book))
+
+    def insert(connection: Connection) -> Answers:
+        new = {"name": book.name, "hash": head.hash, "root": head.root, "at": at}
+        identity = connection.execute(_INSERT, new).scalar_one()
+        first = {"id": identity, "previous": book.chain.link.previous, "hash": head.hash, "at": at, "body": spelled}
+        connection.execute(_INSERT_ENTRY, first)
+        return answer, answer
+
     try:
-        with database.transaction() as connection:
-            if idempotency is not None and (known := idempotency.answered(connection)) is not None:
-                return known
-            new = {"name": book.name, "hash": head.hash, "root": head.root, "at": at}
-            identity = connection.execute(_INSERT, new).scalar_one()
-            first = {"id": identity, "previous": book.chain.link.previous, "hash": head.hash, "at": at, "body": spelled}
-            connection.execute(_INSERT_ENTRY, first)
-            if idempotency is not None:
-                idempotency.remember(connection, answer, at)
-    except (IntegrityError, UniqueViolation):
-        with database.transaction() as connection:  # whoever was first may have been the same request
-            if idempotency is not None and (known := idempotency.answered(connection)) is not None:
-                return known
+        return once(database, idempotency, insert, at=at)
+    except ALREADY_THERE:
         raise Problem("conflict", f"There is a population {book.name!r} already.", "name") from None
-    return answer
 
 
 def shown(book: Book) -> dict[str, Any]:
@@ -195,8 +193,15 @@ def create_task(
     return decide
 
 
-def task_shown(book: Book, task: Task) -> dict[str, Any]:
-    """A task with what is spent, held and available in it, of the worst-off member."""
+def task_shown(
+    book: Book, task: Task, *, overlaps_after: int = 0, most_overlaps: int = OVERLAPS_SHOWN
+) -> dict[str, Any]:
+    """A task with what is spent, held and available in it, of the worst-off member.
+
+    Of the tasks that it shares datapoints with at most so many are shown; `overlaps_next` says where they go on.
+    """
+    found = list(islice(book.overlaps(task, after=overlaps_after), most_overlaps + 1))
+    overlaps = found[:most_overlaps]
     return {
         "name": task.name,
         "population": book.name,
@@ -205,5 +210,6 @@ def task_shown(book: Book, task: Task) -> dict[str, Any]:
         "epsilon": readings.worst_off(book, task.members),
         "budget": None if task.budget is None else {"epsilon": task.budget.epsilon, "delta": task.budget.delta},
         "task_epsilon": None if task.budget is None else readings.worst_off(book, task.members, ledger=task.name),
-        "overlaps": [{"task": other, "datapoints": count} for other, count in book.overlaps(task).items()],
+        "overlaps": [{"task": other.name, "datapoints": count} for other, count in overlaps],
+        "overlaps_next": cursor_of({"number": overlaps[-1][0].number}) if len(found) > most_overlaps else None,
     }

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyroaring import BitMap
 
 from accountant.cohorts import Scope
+from accountant.guarantees import rounded_up
 from accountant.ledger import LIFELONG
 from accountant.ledger import standing as _standing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from accountant.book import Book
     from accountant.filters import Cost, Filter, Reading
     from accountant.histories import History
@@ -25,6 +28,35 @@ BINS: Final = 20
 def finite(value: float) -> float | None:
     """JSON has no infinity."""
     return value if math.isfinite(value) else None
+
+
+def rounded(value: float) -> float | None:
+    """An upper bound to twelve digits, which is no smaller."""
+    return float(rounded_up(value, digits=12)) if math.isfinite(value) else None
+
+
+def misquoted(book: Book, document: Mapping[str, Any]) -> str | None:
+    """How the readings that a decision recorded differ from those that the log leads to; asked right after its entry.
+
+    Readings are sums of whole numbers, so they are the same everywhere. What a refused release would have cost is not
+    priced again: nobody was charged it.
+    """
+    budget, cohorts = book.policy.budget, book.ledger.cohorts
+    said = document["decision"]["epsilon"]
+    found: dict[str, float | None] = {"budget": budget.epsilon, "delta": budget.delta}
+    if document["kind"] == "release.held":
+        parts, release = book.held_from(document).parts, document["release"]
+        touched = {history for part in parts for history, _ in cohorts.touched(part.scope)}
+        found["before"] = finite(budget.highest(standing(budget, history.void(release)) for history in touched))
+        found["after"] = rounded(budget.highest(standing(budget, history) for history in touched))
+    elif any(each["code"] in {"budget.exceeded", "task_budget.exceeded"} for each in document["decision"]["reasons"]):
+        # A release that was refused for something else was read without those whom the gate would have trimmed.
+        scope = BitMap().union(*(book.scope(charge["scope"])[0] for charge in document["charges"]))
+        found["before"] = finite(budget.highest(standing(budget, history) for history, _ in cohorts.touched(scope)))
+    wrong = [
+        f"{name} {said[name]} where the log leads to {value}" for name, value in found.items() if said[name] != value
+    ]
+    return None if not wrong else f"says of ε {', '.join(wrong)}"
 
 
 def standing(budget: Filter, history: History, *, ledger: str = LIFELONG) -> Cost:

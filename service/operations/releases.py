@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -13,12 +13,12 @@ from pyroaring import BitMap
 from accountant import sealed
 from accountant.book import bitmap_to
 from accountant.engines import ENGINES
+from accountant.errors import AccountantError
 from accountant.events import Composed, counted, event_from_json, event_to_json
-from accountant.guarantees import rounded_up
 from accountant.ledger import LIFELONG, regions, standing
 from service.errors import NotFound, Problem
 from service.operations.populations import entry
-from service.operations.readings import finite
+from service.operations.readings import finite, rounded
 from service.store.writer import Decide, Outcome, stamp
 from trainers.catalog import mechanism as find_mechanism
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from accountant.book import Body, Book, Release
     from accountant.chain import Link
     from accountant.events import Adjacency, Event
-    from accountant.ledger import Charge, Decision, OnExhausted
+    from accountant.ledger import Advice, Charge, Decision, OnExhausted
     from service.operations.keys import Actor
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -61,7 +61,7 @@ class Proposal:
     delta: float | None = None
     on_exhausted: OnExhausted | None = None
     may_trim: bool = False  # although the policy denies
-    hold_seconds: int
+    hold_seconds: int | None  # None: it lives by its job's lease, and never expires
     declared: Mapping[str, Any]
 
 
@@ -78,7 +78,7 @@ class Priced:
 def price(book: Book, proposal: Proposal) -> Priced:
     """What a proposal charges whom."""
     documents, reasons = list(proposal.charges), list[dict[str, Any]]()
-    stream = None
+    stream, one_sum = None, tuple[int, ...]()
     paths = [f"charges[{place}]" for place in range(len(documents))]
     if proposal.mechanism is not None:
         mechanism = find_mechanism(str(proposal.mechanism.get("name")))
@@ -94,7 +94,7 @@ def price(book: Book, proposal: Proposal) -> Priced:
             )
             reasons.append({"code": "schedule.exceeded", "message": message})
         if quoted.stream is not None:
-            stream = {"id": quoted.stream, "trained": list(quoted.trained), "reused": list(quoted.reused)}
+            stream = quoted.models
             paid = book.streams.get(quoted.stream, {})
             if unpaid := [model for model in quoted.reused if model not in paid]:
                 message = f"This step leans on models that no step of its stream was charged for: {'; '.join(unpaid)}."
@@ -104,11 +104,12 @@ def price(book: Book, proposal: Proposal) -> Priced:
             raise Problem(
                 "invalid", f"Mechanism {mechanism.name!r} names its datapoints itself: leave this out.", "task"
             )
+        one_sum = tuple(len(documents) + place for place in quoted.one_sum)
         for each in quoted.charges:
             if each.start is not None:
                 scope: Mapping[str, Any] | None = {"ranges": [[each.start, each.stop]]}
             else:
-                scope = proposal.scope
+                scope = proposal.scope if each.task is None else {"task": each.task}
                 if scope is not None and each.part is not None:
                     scope = {**scope, "part": each.part}
             if scope is None:
@@ -118,6 +119,15 @@ def price(book: Book, proposal: Proposal) -> Priced:
     if not documents:
         raise Problem("invalid", "A proposal has charges, or a mechanism.", "charges")
     pairs = [book.charge(document, path=path) for document, path in zip(documents, paths, strict=True)]
+    seen = BitMap()
+    for scope_of_sum in (pairs[place][0].scope for place in one_sum):
+        if scope_of_sum.intersect(seen):
+            message = (
+                "Datapoints are in two of the scopes that enter one noisy sum; no theorem covers what they would pay."
+            )
+            reasons.append({"code": "mechanism.overlap", "message": message})
+            break
+        seen |= scope_of_sum
     return Priced(
         charges=[charge for charge, _ in pairs], spelled=[body for _, body in pairs], reasons=reasons, stream=stream
     )
@@ -137,9 +147,10 @@ def propose(proposal: Proposal) -> Decide:
         release = new_id("rel_", at)
         priced = price(book, proposal)
         decision = _decision(book, proposal, priced, release)
-        document = decision_shown(book, decision, priced.reasons)
+        document = decision_shown(book, decision, priced.reasons, proposal)
         admitted = document["outcome"] == "admitted"
-        expires_at = stamp(at + timedelta(seconds=proposal.hold_seconds)) if admitted else None
+        seconds = proposal.hold_seconds
+        expires_at = stamp(at + timedelta(seconds=seconds)) if admitted and seconds is not None else None
         body = (
             book.held_body(
                 decision,
@@ -182,7 +193,7 @@ def dry_run(book: Book, proposal: Proposal) -> dict[str, Any]:
     """The decision that would be made now; nothing is recorded."""
     priced = price(book, proposal)
     decision = _decision(book, proposal, priced, "dry run")
-    document = decision_shown(book, decision, priced.reasons)
+    document = decision_shown(book, decision, priced.reasons, proposal)
     if book.status != "open":
         message = f"Population {book.name!r} is {book.status}: nothing is released from it."
         document = {**document, "outcome": "denied"}
@@ -206,7 +217,9 @@ def _decision(book: Book, proposal: Proposal, priced: Priced, release: str) -> D
     )
 
 
-def decision_shown(book: Book, decision: Decision, refusals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def decision_shown(
+    book: Book, decision: Decision, refusals: Sequence[Mapping[str, Any]], proposal: Proposal
+) -> dict[str, Any]:
     """A decision as an answer: what, why, from where to where, and what would do instead."""
     denied = bool(refusals) or decision.outcome == "denied"
     reasons = [dict(each) for each in refusals] + [
@@ -223,13 +236,12 @@ def decision_shown(book: Book, decision: Decision, refusals: Sequence[Mapping[st
         }
         for reason in decision.reasons
     ]
-    after = finite(decision.epsilon_after)
     return {
         "outcome": "denied" if denied else "admitted",
         "reasons": reasons,
         "epsilon": {
             "before": finite(decision.epsilon_before),
-            "after": None if after is None else float(rounded_up(after, digits=12)),
+            "after": rounded(decision.epsilon_after),
             "budget": book.policy.budget.epsilon,
             "delta": book.policy.budget.delta,
             "bound": "upper",
@@ -245,16 +257,56 @@ def decision_shown(book: Book, decision: Decision, refusals: Sequence[Mapping[st
             }
             for quote in decision.quotes[:100]
         ],
-        "advice": [
-            {
-                "kind": advice.kind,
-                "message": advice.message,
-                "events": [event_to_json(event) for event in advice.events[:MAX_ADVICE_EVENTS]],
-                "datapoints": advice.datapoints,
-            }
-            for advice in decision.advice
-        ],
+        "advice": [_advice_shown(book, proposal, advice) for advice in decision.advice],
     }
+
+
+def _advice_shown(book: Book, proposal: Proposal, advice: Advice) -> dict[str, Any]:
+    """Advice; to who proposed a mechanism, with the parameters that would fit, and then the events that they charge."""
+    message, events = advice.message, advice.events
+    fitting = _fitting(book, proposal, events)
+    if fitting is not None:
+        assert proposal.mechanism is not None
+        parameters, events = fitting
+        given = proposal.mechanism.get("parameters", {})
+        changed = [f"{name} = {value!r}" for name, value in parameters.items() if value != given.get(name)]
+        message = f"{message} As parameters: {', '.join(changed)}."
+    return {
+        "kind": advice.kind,
+        "message": message,
+        "events": [event_to_json(event) for event in events[:MAX_ADVICE_EVENTS]],
+        "parameters": None if fitting is None else fitting[0],
+        "datapoints": advice.datapoints,
+    }
+
+
+def _fitting(
+    book: Book, proposal: Proposal, events: Sequence[Event]
+) -> tuple[dict[str, Any], tuple[Event, ...]] | None:
+    """Parameters that come to these events, and the events that they come to: only if the gate would admit just that.
+
+    It has admitted the events that are advised. Parameters may come to a little less, as rounded numbers: then it is
+    asked again. And there may be other reasons against them, such as a stream that nobody paid for.
+    """
+    if proposal.mechanism is None or not events:
+        return None
+    mechanism = find_mechanism(str(proposal.mechanism.get("name")))
+    try:
+        parameters = mechanism.instead(proposal.mechanism.get("parameters", {}), events, adjacency=book.adjacency)
+        if parameters is None:
+            return None
+        changed = replace(proposal, mechanism={**proposal.mechanism, "parameters": parameters})
+        priced = price(book, changed)
+    except AccountantError:  # beyond what the mechanism takes
+        return None
+    if priced.reasons:
+        return None
+    found = tuple(charge.event for charge in priced.charges)
+    if found != tuple(events):
+        decision = _decision(book, changed, priced, "advice")
+        if decision.outcome == "denied" or decision.trimmed:
+            return None
+    return parameters, found
 
 
 def commit(*, release: str, artifact: Mapping[str, Any] | None, by: Actor) -> Decide:
@@ -328,6 +380,8 @@ def _owned(book: Book, release: str, by: Actor) -> Release:
     known = _known(book, release)
     if known.actor != by.id and not by.has("officer"):
         raise Problem("forbidden", f"Release {release} was proposed under another key.")
+    if known.status == "held" and known.expires_at is None:
+        raise Problem("conflict", f"Release {release} belongs to a job: that commits or voids it. Cancel the job.")
     return known
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 
 import migrations
+from service.store import tickets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +30,10 @@ class Database:
     """A pool of connections; `transaction` commits at the end of its block or not at all."""
 
     def __init__(self, url: str, settings: Settings) -> None:
+        self.url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)  # for the driver
         self.engine = _engine(
             url,
-            # A writer looks keys up on a second connection while it has one; with one to spare, they take turns.
-            pool_size=max(settings.connections, settings.writers + 2),
+            pool_size=settings.connections,
             max_overflow=0,
             pool_timeout=30,
             pool_pre_ping=True,
@@ -83,6 +84,8 @@ def migrate(url: str) -> None:
                 config = _scripts()
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
+                connection.commit()
+                tickets.install(connection, role=ROLE)
                 connection.commit()
             finally:
                 connection.rollback()

@@ -7,6 +7,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Index,
@@ -139,6 +140,55 @@ api_key = Table(
     Column("revoked", Boolean, nullable=False, server_default=text("false")),
     Column("last_used_at", _AT),
     UniqueConstraint("secret_hash", name="one_key_per_secret"),
+)
+
+#: Work that a worker of ours does under a hold: what was asked, who is at it, and how far it is.
+job = Table(
+    "job",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("release", Text, ForeignKey("release.id", deferrable=True, initially="DEFERRED"), nullable=False),
+    Column("population_id", BigInteger, ForeignKey("population.id"), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("mechanism", Text, nullable=False),
+    Column("parameters", Text, nullable=False),
+    Column("recipe", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    Column("epsilon", Double),
+    Column("status", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("ticket", BigInteger),
+    Column("worker", Text),
+    Column("lease_until", _AT),
+    Column("attempt_at", _AT),
+    Column("step", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("progress_at", _AT),
+    Column("error", Text),
+    Column("artifact_sha256", Text),
+    Column("artifact_uri", Text),
+    Column("artifact_bytes", BigInteger),
+    Column("created_at", _AT, nullable=False),
+    Column("started_at", _AT),
+    Column("finished_at", _AT),
+    UniqueConstraint("release", name="one_job_per_release"),
+    Index("jobs_of_a_population", "population_id", "id"),
+    Index("jobs_by_status", "status", "lease_until"),
+)
+
+#: How a job changed its status: all that its log shows.
+job_line = Table(
+    "job_line",
+    metadata,
+    Column("job", Text, ForeignKey("job.id"), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", _AT, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("error", Text),
 )
 
 #: Tables that refuse UPDATE, DELETE and TRUNCATE.

@@ -7,27 +7,30 @@ not in the database. All populations share the first writer, and with it transac
 then those that come go to the next.
 
 If anything fails, nothing of the batch happened: the books are read again from the log, and each operation gets a
-transaction of its own. Only when the commit itself failed is the outcome unknown; then nobody retries but the caller,
-whose idempotency key finds out.
+transaction of its own. What is written travels with its commit, in one round trip. If that fails and the database did
+not say why, the outcome is unknown; then nobody retries but the caller, whose idempotency key finds out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
 import queue
+import re
 import threading
 from collections import Counter
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from hashlib import sha256
+from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -47,6 +50,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _HELD_UP_SECONDS = 0.05
+_WORD: Final = re.compile(r"[A-Za-z0-9_.:-]+")
+_UNDONE: Final = frozenset({"22", "23", "40", "42", "55P03", "57014"})  # SQLSTATEs, or their classes
+_UNKNOWN: Final = "40003"  # statement_completion_unknown
 Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -77,9 +83,14 @@ class Idempotency:
     digest: bytes
 
     @classmethod
-    def of(cls, *, actor: str, key: str, request: bytes) -> Idempotency:
-        """Keys of different callers never meet."""
-        return cls(id=sha256(actor.encode() + b"\x00" + key.encode()).digest(), digest=sha256(request).digest())
+    def of(cls, *, actor: str, key: str, request: bytes, secret: bytes) -> Idempotency:
+        """Keys of different callers never meet.
+
+        A request may hold keys of datapoints, so it is hashed under the installation's secret: otherwise who reads the
+        database could try out names, those of the erased too.
+        """
+        name = actor.encode() + b"\x00" + key.encode()
+        return cls(id=_keyed(secret, b"name", name), digest=_keyed(secret, b"request", request))
 
     def answered(self, connection: Connection) -> Answer | None:
         """What was answered under this name before, if it was the same request."""
@@ -96,7 +107,11 @@ class Idempotency:
 
     def remember(self, connection: Connection, answer: Answer, at: datetime) -> None:
         """Keep an answer for ever."""
-        _keep(_driver(connection), [(self, answer)], at)
+        _driver(connection).execute(_INSERT_ANSWERS, {"at": at, **_kept([(self, answer)])})
+
+
+Waiter: TypeAlias = Future[Answer] | asyncio.Future[Answer]  # of a thread, or on a loop
+Told: TypeAlias = tuple[Waiter, Answer | Exception]
 
 
 class Decide(Protocol):
@@ -114,7 +129,7 @@ class Operation:
     decide: Decide
     idempotency: Idempotency | None = None
     uses_sql: bool = False
-    future: Future[Answer] = field(default_factory=Future)
+    waiter: Waiter = field(init=False)
 
 
 class Writer:
@@ -125,9 +140,11 @@ class Writer:
         self._queues: list[queue.Queue[Operation | None]] = [
             queue.Queue(settings.queue) for _ in range(settings.writers)
         ]
+        metrics.waiting.set_function(lambda: sum(each.qsize() for each in self._queues))
         self._places = threading.Lock()
         self._waiting: dict[str, tuple[int, int]] = {}  # population → its writer, and how many operations wait there
         self._since = [math.inf] * settings.writers  # when each began with what it is doing; ∞ if with nothing
+        self._own = threading.local()  # a writer's connection: to take one from the pool and to try it takes a while
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"writer-{number}", daemon=True)
             for number in range(settings.writers)
@@ -137,6 +154,18 @@ class Writer:
 
     def submit(self, operation: Operation) -> Future[Answer]:
         """Queue a decision; its future has the answer once that is durable."""
+        waiter: Future[Answer] = Future()
+        self._queue(operation, waiter)
+        return waiter
+
+    async def decision(self, operation: Operation) -> Answer:
+        """Queue a decision, and wait on the loop until it is durable."""
+        waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._queue(operation, waiter)
+        return await waiter
+
+    def _queue(self, operation: Operation, waiter: Waiter) -> None:
+        operation.waiter = waiter
         with self._places:
             place, waiting = self._waiting.get(operation.population) or (self._free_writer(), 0)
             try:
@@ -144,7 +173,6 @@ class Writer:
             except queue.Full:
                 raise Problem("busy", "Too many decisions are waiting.") from None
             self._waiting[operation.population] = place, waiting + 1
-        return operation.future
 
     def _free_writer(self) -> int:
         """The first that is not held up; if all are, the one that began last."""
@@ -159,6 +187,11 @@ class Writer:
                 if waiting > 1:
                     self._waiting[operation.population] = place, waiting - 1
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether decisions can be made."""
+        return all(thread.is_alive() for thread in self._threads)
+
     def close(self) -> None:
         """Finish what is queued, then stop."""
         for each in self._queues:
@@ -167,8 +200,14 @@ class Writer:
             thread.join()
 
     def _run(self, number: int) -> None:
-        waiting = self._queues[number]
-        while (first := waiting.get()) is not None:
+        try:
+            self._work(number)
+        finally:
+            self._hang_up()
+
+    def _work(self, number: int) -> None:
+        waiting, closed = self._queues[number], False
+        while not closed and (first := waiting.get()) is not None:
             self._since[number] = monotonic()
             batch = [first]
             while len(batch) < self._batch:
@@ -177,21 +216,26 @@ class Writer:
                 except queue.Empty:
                     break
                 if following is None:
-                    self._decide(batch)
-                    return
+                    closed = True
+                    break
                 batch.append(following)
-            self._decide(batch)
-            self._done(batch)
-            self._since[number] = math.inf
+            try:
+                self._decide(batch)
+            except Exception as problem:  # noqa: BLE001 - a writer that died would leave its populations stuck for ever
+                _log.exception("a batch failed")
+                _tell([(operation.waiter, problem) for operation in batch])
+            finally:
+                self._done(batch)
+                self._since[number] = math.inf
 
     def _decide(self, batch: Sequence[Operation]) -> None:
         """All of them, in order; one that uses SQL by itself, since its failure would take the others along.
 
-        Whoever hung up before this point asked for nothing; from here on nobody can, and an answer has a place to go.
+        Whoever hung up before this point asked for nothing.
         """
         group: list[Operation] = []
         for operation in batch:
-            if not operation.future.set_running_or_notify_cancel():
+            if operation.waiter.cancelled():
                 continue
             if operation.uses_sql:
                 self._together(group)
@@ -209,20 +253,24 @@ class Writer:
         with ExitStack() as stack:
             for slot in slots:
                 stack.enter_context(slot.lock)
+            connected = self._connection is not None
             try:
-                with self._database.engine.connect() as connection:
-                    answers = self._answers(connection, batch, slots)
-                    committing = True
-                    connection.commit()
+                connection = self._connect()
+                answers, page = self._answers(connection, batch, slots)
+                committing = True
+                page.commit(connection)
             except Exception as problem:  # noqa: BLE001 - whatever it is, the callers must hear of it
                 for slot in slots:
                     slot.book = None
-                if committing or len(batch) == 1:
-                    for operation in batch:
-                        operation.future.set_exception(problem)
+                self._hang_up()
+                committing = committing and not _undone(problem)
+                # The database may have hung up since the last batch: then a new connection is worth another try.
+                stale = connected and isinstance(problem, DBAPIError | psycopg.OperationalError)
+                if committing or (len(batch) == 1 and not stale):
+                    _tell([(operation.waiter, problem) for operation in batch])
                     return
-                answers = None
-        if answers is None:
+                answers, page = None, None
+        if answers is None or page is None:
             for operation in batch:
                 self._together([operation])
             return
@@ -230,25 +278,42 @@ class Writer:
             if slot.book is None:
                 self._shelf.forget(slot.name)
         self._metrics.batch.observe(len(batch))
-        for operation, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Answer):
-                operation.future.set_result(answer)
-            else:
-                operation.future.set_exception(answer)
+        for kind, count in page.kinds.items():
+            self._metrics.decisions.labels(kind).inc(count)
+        _tell([(operation.waiter, answer) for operation, answer in zip(batch, answers, strict=True)])
+
+    @property
+    def _connection(self) -> Connection | None:
+        return getattr(self._own, "connection", None)
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._own.connection = self._database.engine.connect()
+            _driver(self._own.connection).autocommit = True  # else it would wait for its BEGIN, a round trip by itself
+        connection: Connection = self._own.connection
+        return connection
+
+    def _hang_up(self) -> None:
+        connection, self._own.connection = self._connection, None
+        if connection is not None:
+            for end in (connection.invalidate, connection.close):  # one that is lost cannot even be rolled back
+                with suppress(DBAPIError, psycopg.Error):
+                    end()
 
     def _answers(
         self, connection: Connection, batch: Sequence[Operation], slots: Sequence[books.Slot]
-    ) -> list[Answer | Exception]:
+    ) -> tuple[list[Answer | Exception], _Page]:
         connection.begin()
         raw = _driver(connection)
         wanted = [operation.idempotency.id for operation in batch if operation.idempotency is not None]
         with raw.pipeline():  # one round trip
+            raw.execute("BEGIN")
             locked = raw.execute(books.LOCK, {"names": [slot.name for slot in slots]})
             answered = raw.execute(_SELECT_ANSWERS, {"ids": wanted}) if wanted else None
         opened = books.opened(connection, slots, locked)
         known = {} if answered is None else _known(answered)
         at = datetime.now(UTC)
-        page = _Page(at=at)
+        page = _Page(at, {slot.name: slot.id for slot in slots}, opened)
         answers: list[Answer | Exception] = []
         for operation in batch:
             try:
@@ -266,10 +331,30 @@ class Writer:
                     known[key.id] = (key.digest, decided)
                     page.remember(key, decided)
             answers.append(decided)
-        page.write(raw, {slot.name: slot.id for slot in slots}, opened)
-        for kind, count in page.kinds.items():
-            self._metrics.decisions.labels(kind).inc(count)
-        return answers
+        return answers, page
+
+
+def _tell(answers: Sequence[Told]) -> None:
+    """All who wait on one loop hear by one call: each would take a system call to wake it."""
+    on_loops: dict[asyncio.AbstractEventLoop, list[Told]] = {}
+    for waiter, answer in answers:
+        if isinstance(waiter, asyncio.Future):
+            on_loops.setdefault(waiter.get_loop(), []).append((waiter, answer))
+        else:
+            _tell_each([(waiter, answer)])
+    for loop, told in on_loops.items():
+        with suppress(RuntimeError):  # a loop that is closed has nobody left who waits
+            loop.call_soon_threadsafe(_tell_each, told)
+
+
+def _tell_each(answers: Sequence[Told]) -> None:
+    for waiter, answer in answers:
+        if waiter.done():
+            continue  # hung up, or told that it takes too long
+        if isinstance(answer, Answer):
+            waiter.set_result(answer)
+        else:
+            waiter.set_exception(answer)
 
 
 def _decided(
@@ -291,8 +376,9 @@ def _decided(
 class _Page:
     """What a batch writes."""
 
-    def __init__(self, at: datetime) -> None:
+    def __init__(self, at: datetime, ids: Mapping[str, int], opened: Mapping[str, Book]) -> None:
         self.at = at
+        self._ids, self._opened = ids, opened
         self._stamp = stamp(at)
         self._entries: list[tuple[str, Link, str, str | None, bytes]] = []
         self._held: dict[str, tuple[str, str | None]] = {}
@@ -320,56 +406,66 @@ class _Page:
         """Keep an answer for ever."""
         self._answers.append((key, answer))
 
-    def write(self, raw: Raw, ids: dict[str, int], opened: dict[str, Book]) -> None:
-        """All of it, in as few statements as there are tables, and one round trip."""
+    def commit(self, connection: Connection) -> None:
+        """Write all of it and commit, in one round trip: after each the writer would wait its turn to compute again."""
+        raw = _driver(connection)
+        assert raw.info.transaction_status is TransactionStatus.INTRANS, "nothing is written without its locks"
         with raw.pipeline():
-            self._write(raw, ids, opened)
+            self._write(raw)
+            raw.commit()
+        connection.commit()  # of which the driver knows that nothing is left to do
 
-    def _write(self, connection: Raw, ids: dict[str, int], opened: dict[str, Book]) -> None:
-        if self._entries:
-            names, links, kinds, releases, bodies = zip(*self._entries, strict=True)
-            populations = [ids[name] for name in names]
-            numbers = [link.number for link in links]
-            connection.execute(
-                _INSERT_ENTRIES,
-                {
-                    "populations": populations, "numbers": numbers, "previous": [link.previous for link in links],
-                    "hashes": [link.hash for link in links], "kinds": list(kinds), "releases": list(releases),
-                    "bodies": list(bodies), "at": self.at,
-                },
-            )  # fmt: skip
-            proposed = [
-                (release, population, number)
-                for release, population, number, kind in zip(releases, populations, numbers, kinds, strict=True)
-                if kind in {"release.held", "release.denied"}
-            ]
-            if proposed:
-                ids_, owners, where = map(list, zip(*proposed, strict=True))
-                connection.execute(
-                    _INSERT_RELEASES, {"ids": ids_, "populations": owners, "numbers": where, "at": self.at}
-                )
-            changed = sorted(set(names))
-            heads = [opened[name].chain.head for name in changed]
-            connection.execute(
-                _UPDATE_HEADS,
-                {
-                    "ids": [ids[name] for name in changed], "numbers": [head.number for head in heads],
-                    "hashes": [head.hash for head in heads], "roots": [head.root for head in heads],
-                },
-            )  # fmt: skip
-        if self._held:
-            connection.execute(
-                _INSERT_HOLDS,
-                {
-                    "releases": list(self._held), "populations": [ids[name] for name, _ in self._held.values()],
-                    "expiries": [None if at is None else datetime.fromisoformat(at) for _, at in self._held.values()],
-                },
-            )  # fmt: skip
-        if self._ended:
-            connection.execute(_DELETE_HOLDS, {"releases": self._ended})
-        if self._answers:
-            self._answers.sort(key=lambda answer: answer[0].id)  # in one order, so that writers never wait in a circle
-            _keep(connection, self._answers, self.at)
+    def _write(self, raw: Raw) -> None:
+        self._answers.sort(key=lambda answer: answer[0].id)  # in one order, so that writers never wait in a circle
+        if not self._entries:
+            if self._answers:
+                raw.execute(_INSERT_ANSWERS, {"at": self.at, **_kept(self._answers)})
+            return
+        changed = sorted({name for name, *_ in self._entries})
+        heads = [self._opened[name].chain.head for name in changed]
+        raw.execute(
+            _WRITE,
+            {
+                "at": self.at,
+                "populations": _array(self._ids[name] for name, *_ in self._entries),
+                "numbers": _array(link.number for _, link, *_ in self._entries),
+                "previous": [link.previous for _, link, *_ in self._entries],
+                "hashes": [link.hash for _, link, *_ in self._entries],
+                "kinds": _array(kind for *_, kind, _, _ in self._entries),
+                "releases": _array(release for *_, release, _ in self._entries),
+                "bodies": [body for *_, body in self._entries],
+                "changed": _array(self._ids[name] for name in changed),
+                "head_numbers": _array(head.number for head in heads),
+                "head_hashes": [head.hash for head in heads],
+                "roots": [head.root for head in heads],
+                "held": _array(self._held),
+                "holders": _array(self._ids[name] for name, _ in self._held.values()),
+                "expiries": _array(at for _, at in self._held.values()),
+                "ended": _array(self._ended),
+                **_kept(self._answers),
+            },
+        )
+
+
+def _undone(problem: Exception) -> bool:
+    """Whether the database said itself that it took everything back: bad data, a broken rule, a conflict, a time limit.
+
+    An error of a statement makes it skip all that was sent up to the next sync, and so the commit; and a transaction
+    that failed is rolled back whatever it is told. What it says when it is shut down may follow on a commit that was
+    durable already. (PostgreSQL 18, protocol-flow, "Pipelining"; appendix A for the codes.)
+    """
+    state = problem.sqlstate if isinstance(problem, psycopg.Error) else None
+    return state is not None and (state[:2] in _UNDONE or state in _UNDONE) and state != _UNKNOWN
+
+
+def _array(values: Iterable[int | str | None]) -> str:
+    """A list as PostgreSQL spells one; the driver takes forty microseconds for a few numbers, this three.
+
+    Only for numbers, and for words of ours: every other sign would have to be quoted.
+    """
+    spelled = ["NULL" if value is None else str(value) for value in values]
+    assert all(map(_WORD.fullmatch, spelled)), "a list of words"
+    return "{" + ",".join(spelled) + "}"
 
 
 def _driver(connection: Connection) -> Raw:
@@ -386,15 +482,17 @@ def _known(rows: Iterable[tuple[bytes, bytes, int, bytes]]) -> dict[bytes, tuple
     }
 
 
-def _keep(connection: Raw, answers: Sequence[tuple[Idempotency, Answer]], at: datetime) -> None:
-    connection.execute(
-        _INSERT_ANSWERS,
-        {
-            "ids": [key.id for key, _ in answers], "digests": [key.digest for key, _ in answers],
-            "statuses": [answer.status for _, answer in answers],
-            "responses": [json.dumps(answer.document).encode() for _, answer in answers], "at": at,
-        },
-    )  # fmt: skip
+def _kept(answers: Sequence[tuple[Idempotency, Answer]]) -> dict[str, Any]:
+    return {
+        "ids": [key.id for key, _ in answers],
+        "digests": [key.digest for key, _ in answers],
+        "statuses": _array(answer.status for _, answer in answers),
+        "responses": [json.dumps(answer.document).encode() for _, answer in answers],
+    }
+
+
+def _keyed(secret: bytes, what: bytes, content: bytes) -> bytes:
+    return blake2b(content, key=secret, person=what, digest_size=32).digest()
 
 
 def stamp(at: datetime) -> str:
@@ -402,30 +500,35 @@ def stamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-_INSERT_ENTRIES = (
-    "INSERT INTO entry (population_id, number, previous, hash, kind, release, at, body) "
-    "SELECT p, n, v, h, k, r, CAST(%(at)s AS timestamptz), b FROM unnest(CAST(%(populations)s AS bigint[]), "
-    "CAST(%(numbers)s AS bigint[]), CAST(%(previous)s AS bytea[]), CAST(%(hashes)s AS bytea[]), "
-    "CAST(%(kinds)s AS text[]), CAST(%(releases)s AS text[]), CAST(%(bodies)s AS bytea[])) AS new (p, n, v, h, k, r, b)"
-)
-_INSERT_RELEASES = (
-    "INSERT INTO release (id, population_id, number, at) SELECT i, p, n, CAST(%(at)s AS timestamptz) "
-    "FROM unnest(CAST(%(ids)s AS text[]), CAST(%(populations)s AS bigint[]), CAST(%(numbers)s AS bigint[])) "
-    "AS new (i, p, n)"
-)
-_UPDATE_HEADS = (
-    "UPDATE population SET number = n, hash = h, root = r FROM unnest(CAST(%(ids)s AS bigint[]), "
-    "CAST(%(numbers)s AS bigint[]), CAST(%(hashes)s AS bytea[]), CAST(%(roots)s AS bytea[])) "
-    "AS new (i, n, h, r) WHERE id = i"
-)
-_INSERT_HOLDS = (
-    "INSERT INTO hold (release, population_id, expires_at) SELECT * FROM unnest(CAST(%(releases)s AS text[]), "
-    "CAST(%(populations)s AS bigint[]), CAST(%(expiries)s AS timestamptz[]))"
-)
-_DELETE_HOLDS = "DELETE FROM hold WHERE release = ANY(%(releases)s)"
 _INSERT_ANSWERS = (
     "INSERT INTO idempotency (id, digest, status, response, at) SELECT i, d, s, r, CAST(%(at)s AS timestamptz) "
     "FROM unnest(CAST(%(ids)s AS bytea[]), CAST(%(digests)s AS bytea[]), CAST(%(statuses)s AS integer[]), "
     "CAST(%(responses)s AS bytea[])) AS new (i, d, s, r)"
 )
+_WRITE = f"""
+WITH new AS (
+    SELECT * FROM unnest(
+        CAST(%(populations)s AS bigint[]), CAST(%(numbers)s AS bigint[]), CAST(%(previous)b AS bytea[]),
+        CAST(%(hashes)b AS bytea[]), CAST(%(kinds)s AS text[]), CAST(%(releases)s AS text[]),
+        CAST(%(bodies)b AS bytea[])
+    ) AS new (p, n, v, h, k, r, b)
+), entries AS (
+    INSERT INTO entry (population_id, number, previous, hash, kind, release, at, body)
+    SELECT p, n, v, h, k, r, CAST(%(at)s AS timestamptz), b FROM new
+), releases AS (
+    INSERT INTO release (id, population_id, number, at)
+    SELECT r, p, n, CAST(%(at)s AS timestamptz) FROM new WHERE k IN ('release.held', 'release.denied')
+), heads AS (
+    UPDATE population SET number = n, hash = h, root = r FROM unnest(
+        CAST(%(changed)s AS bigint[]), CAST(%(head_numbers)s AS bigint[]), CAST(%(head_hashes)b AS bytea[]),
+        CAST(%(roots)b AS bytea[])
+    ) AS head (i, n, h, r) WHERE id = i
+), holds AS (
+    INSERT INTO hold (release, population_id, expires_at) SELECT * FROM unnest(
+        CAST(%(held)s AS text[]), CAST(%(holders)s AS bigint[]), CAST(%(expiries)s AS timestamptz[])
+    )
+), ended AS (
+    DELETE FROM hold WHERE release = ANY(CAST(%(ended)s AS text[]))
+)
+{_INSERT_ANSWERS}"""  # noqa: S608 - of constants
 _SELECT_ANSWERS = "SELECT id, digest, status, response FROM idempotency WHERE id = ANY(%(ids)s)"

@@ -31,8 +31,8 @@ Events: TypeAlias = SearchStrategy[Event]
 
 ADJACENCIES: Final[tuple[Adjacency, ...]] = get_args(Adjacency)
 
-#: For laws that run once per kind and adjacency: a fifth of the profile's examples each.
-fewer: Final = settings(max_examples=max(5, settings().max_examples // 5))
+#: For laws that run once per kind and adjacency: an eighth of the profile's examples each.
+fewer: Final = settings(max_examples=max(5, settings().max_examples // 8))
 
 #: For laws whose oracle takes a second.
 rare: Final = settings(max_examples=max(5, settings().max_examples // 10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -19,7 +20,7 @@ from accountant.errors import AccountantError, BrokenChain, InvalidDocument, Inv
 from accountant.filters import Filter
 from accountant.ledger import LIFELONG
 
-AT = "2026-01-01T00:00:00.000000Z"
+AT, LATER = "2026-01-01T00:00:00.000000Z", "2026-01-02T00:00:00.000000Z"
 Body = dict[str, Any]
 Log = list[tuple[Link, bytes]]
 
@@ -45,8 +46,8 @@ class Diary:
         self.book = Book.of(spelled := spell(first, at=AT, actor="key_1"))
         self.log: Log = [(self.book.chain.link, spelled)]
 
-    def write(self, body: Body) -> Body:
-        self.book.apply(spelled := spell(body, at=AT, actor="key_1"))
+    def write(self, body: Body, at: str = AT) -> Body:
+        self.book.apply(spelled := spell(body, at=at, actor="key_1"))
         self.log.append((self.book.chain.link, spelled))
         return body
 
@@ -56,7 +57,7 @@ class Diary:
     def task(self, name: str, members: Body, budget: Filter | None = None, **parts: Body) -> None:
         self.write(self.book.task(name=name, members=members, parts=parts, budget=budget)[1])
 
-    def propose(self, name: str, *charges: tuple[Body, Body], **how: Any) -> Body:
+    def propose(self, name: str, *charges: tuple[Body, Body], stream: Body | None = None, **how: Any) -> Body:
         pairs = [self.book.charge({"scope": s, "event": e}, path=f"charges[{n}]") for n, (s, e) in enumerate(charges)]
         decision = self.book.propose(release=name, charges=[charge for charge, _ in pairs], **how)
         spelled = [body for _, body in pairs]
@@ -77,9 +78,10 @@ class Diary:
                 decision,
                 kind="weights",
                 charges=spelled,
-                expires_at=AT,
+                expires_at=LATER,
                 declared={"state": {}},
                 shown={"outcome": "admitted"},
+                stream=stream,
             )
         )
 
@@ -283,6 +285,70 @@ def test_a_log_that_was_written_anew_is_refused(what: str) -> None:
         replay(rewritten(log, change), verify=True)
 
 
+def in_a_population_that_is(*kinds: str) -> Diary:
+    diary = Diary()
+    diary.register(10)
+    for kind in kinds:
+        diary.write({"kind": f"population.{kind}", "reason": "x"})
+    return diary
+
+
+@pytest.mark.parametrize(
+    ("kinds", "refused"),
+    [
+        (["opened"], None),
+        (["frozen", "opened"], None),
+        (["frozen"], "expected an open population: entry 4 "),
+        (["closed"], "expected an open population: entry 4 "),
+        (["closed", "opened"], "expected a closed population to stay closed, at entry 4"),
+        (["closed", "frozen"], "expected a closed population to stay closed, at entry 4"),
+    ],
+)
+@pytest.mark.parametrize("epsilon", [0.5, 5.0])
+def test_nothing_is_decided_in_a_population_that_is_not_open(
+    kinds: list[str], refused: str | None, epsilon: float
+) -> None:
+    diary = in_a_population_that_is(*kinds)
+    decided = diary.propose("r1", ({"ranges": [[0, 10]]}, pure(epsilon)))
+    assert decided["kind"] == ("release.held" if epsilon < 1 else "release.denied")
+    if refused is None:
+        assert replay(diary.log, verify=True).number == len(diary.log)
+    else:
+        with pytest.raises(InvalidInput, match=re.escape(refused)):
+            replay(diary.log, verify=True)
+
+
+def test_a_hold_that_ran_out_is_voided_by_nobody() -> None:
+    for at, in_time in ((AT, True), ("2026-01-01T23:59:59.999999Z", True), (LATER, False), ("2027" + AT[4:], False)):
+        diary = in_a_population_that_is()
+        diary.propose("r1", ({"ranges": [[0, 10]]}, pure(0.5)))
+        diary.write({"kind": "release.voided", "release": "r1", "reason": "x"}, at)
+        if in_time:
+            assert replay(diary.log, verify=True).releases["r1"].status == "voided"
+        else:
+            with pytest.raises(InvalidInput, match="when release 'r1' ran out: entry 4 voids it"):
+                replay(diary.log, verify=True)
+    diary = in_a_population_that_is()
+    diary.propose("r1", ({"ranges": [[0, 10]]}, pure(0.5)))
+    diary.write({"kind": "release.voided", "release": "r1", "reason": "x"}, "2026-01-01T00:00:00Z")
+    with pytest.raises(InvalidDocument, match="at: expected a time like"):
+        replay(diary.log, verify=True)
+
+
+def test_a_release_is_not_voided_under_another_that_leans_on_its_models() -> None:
+    for voided, is_free in ((["r1"], False), (["r2"], True), (["r2", "r1"], True)):
+        diary = in_a_population_that_is()
+        diary.propose("r1", ({"ranges": [[0, 5]]}, pure(0.5)), stream={"id": "s", "trained": ["m"], "reused": []})
+        diary.propose("r2", ({"ranges": [[5, 9]]}, pure(0.5)), stream={"id": "s", "trained": ["n"], "reused": ["m"]})
+        for name in voided:
+            diary.write({"kind": "release.voided", "release": name, "reason": "x"})
+        if is_free:
+            assert replay(diary.log, verify=True).number == len(diary.log)
+        else:
+            with pytest.raises(InvalidInput, match="entry 5 voids it under 'r2'"):
+                replay(diary.log, verify=True)
+
+
 def test_any_single_change_of_a_stored_log_is_found() -> None:
     log = full().log
     for place, (link, body) in enumerate(log):
@@ -399,7 +465,8 @@ def test_arrivals_go_on_after_the_last_task() -> None:
     diary.task("b", {"ranges": [[5, 15]]})
     diary.task("c", {"next": 15})
     assert diary.book.tasks["c"].members == BitMap(range(15, 30))
-    assert diary.book.overlaps(diary.book.tasks["b"]) == {"a": 5}
+    assert [(other.name, shared) for other, shared in diary.book.overlaps(diary.book.tasks["b"])] == [("a", 5)]
+    assert not list(diary.book.overlaps(diary.book.tasks["b"], after=diary.book.tasks["a"].number))
     with pytest.raises(InvalidInput, match="at most 0"):
         diary.task("d", {"next": 1})
     with pytest.raises(InvalidInput, match="no task"):

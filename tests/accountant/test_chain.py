@@ -178,6 +178,7 @@ def loop() -> list[Any]:
         ({"a": "\ud800"}, "a", "lone surrogates"),
         ({"a": {"\udfff": 1}}, "a name in a", "lone surrogates"),
         ({"a": {1: 2}}, "a", "names that are text"),
+        ({"a": {1: 2, "b": 3}}, "a", "names that are text"),
         ({"a": {Colour.RED: 2}}, "a", "names that are text"),
         ({"a": Colour.RED}, "a", "of Python's own types"),
         ({"a": np.float64(1)}, "a", "of Python's own types"),

@@ -536,8 +536,12 @@ def ask_plds(event: Event, delta: float, adjacency: Adjacency) -> Peer:
     return Peer(lower, upper, discretisation(upper, delta, steps))
 
 
+#: 500 trees, of which half are looked at by default.
+SEEDS: Final = (*range(10), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(10, 20)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_brackets_meet_those_of_dp_accounting_and_are_tight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     judged = 0
@@ -654,7 +658,7 @@ def prv_accountant_says(event: Event, delta: float) -> Answer | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_brackets_meet_those_of_prv_accountant_and_are_tight(seed: int) -> None:
     """The trees of the test above, and others in place of every tenth or so, which it is not to be asked about."""
     chance = random.Random(seed)

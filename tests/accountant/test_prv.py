@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
+import random
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -784,14 +784,144 @@ def test_another_engine_answers_and_the_account_says_why(reason: str) -> None:
     assert 0 < whole.upper < math.inf
 
 
-@pytest.mark.parametrize("most", [2**10, 2**12])
-def test_too_many_different_parts_have_no_answer(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "most"), [("MAX_WORK", 2**10), ("_MOST_EFFORT", 2**12)])
+def test_too_many_different_parts_have_no_answer(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     event = together(NOISY_STEP, *(Laplace(scale=3.0 + number) for number in range(50)))
     assert account(event, delta=1e-5).engine == "prv"
-    monkeypatch.setattr(prv, "MAX_WORK", most)
+    monkeypatch.setattr(prv, limit, most)
     found = account(event, delta=1e-5)
     assert found.engine == "rdp"
     assert "51 different parts" in found.remark
+
+
+def products(exponent: int) -> int:
+    """How many products a power takes, by taking one of what counts them."""
+    taken = 0
+
+    class Factor:
+        def __mul__(self, _: Factor) -> Factor:
+            nonlocal taken
+            taken += 1
+            return self
+
+    factor: Any = Factor()
+    prv_power(factor, exponent)
+    return taken
+
+
+prv_power: Final = prv._power  # as it is when no test watches it
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 63, 64, 1000, 10**8])
+def test_powers_are_counted_before_they_are_taken(number: int) -> None:
+    """By what they cost beside a transform; frequencies of which nothing is left cost nothing."""
+    law = prv._kept_once(Normal(0.3), prv.Grid(2.0**-7, 512, 2.0, 1e-15, 2.0**-7), "above", None)
+    left = law.transform.size if number < 64 else int(np.count_nonzero(law.repeated(number).transform))
+    assert law.effort_of(number) == pytest.approx(prv._PRODUCT * left * products(number))
+    assert left < law.transform.size or number < 64
+
+
+@pytest.mark.parametrize("number", [64, 100, 10**4])
+@pytest.mark.parametrize("extended", [False, True])
+def test_frequencies_of_which_nothing_is_left_are_within_the_error(number: int, *, extended: bool) -> None:
+    grid = prv.Grid(2.0**-7, 1024, 2.0, 1e-15, 2.0**-7, extended)
+    once = prv._kept_once(Normal(0.05), grid, "above", None)
+    law = once.repeated(number)
+    silent = law.transform == 0
+    assert silent.any()
+    with np.errstate(under="ignore"):
+        missing = np.where(silent, np.abs(once.transform) ** number, 0.0)
+    assert missing.max() <= 2e-16 * once.noise < 1e-3 * law.cut(grid.points, 0.0).rounding
+    assert np.array_equal(law.transform[~silent], prv_power(once.transform, number)[~silent])
+
+
+LONG_AND_LOUD: Final = {
+    "three trainings of little noise": together(
+        times(10**5, sampled(Gaussian(noise_multiplier=0.3), 0.01)),
+        times(10**4, sampled(Gaussian(noise_multiplier=0.2), 1e-4)),
+        times(100, sampled(Gaussian(noise_multiplier=0.1), 1e-3)),
+    ),
+    "kinds of all lengths": together(
+        times(10**7, sampled(Gaussian(noise_multiplier=1.0), 1e-5)),
+        times(10**6, sampled(Laplace(scale=1.0), 1e-4)),
+        times(10**5, sampled(PureDP(epsilon=1.0), 1e-4)),
+        Gaussian(noise_multiplier=0.5),
+        PureDP(epsilon=100.0),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG_AND_LOUD)
+def test_long_runs_do_not_hide_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Powers of transforms once took three times as long as the transforms, and were not counted."""
+    spent: list[float] = []
+
+    def counted_power(base: prv.Complexes, exponent: int) -> prv.Complexes:
+        unit = prv._PRODUCT if base.dtype == np.complex128 else prv._EXTENDED_PRODUCT
+        spent.append(base.size * products(exponent) * unit)
+        return prv_power(base, exponent)
+
+    grids: list[prv.Grid] = []
+    composed = prv.composed
+
+    def watched(counts: prv.Counts, grid: prv.Grid, side: Side, **options: Any) -> prv.Composed:
+        if side == "above":
+            grids.append(grid)
+        return composed(counts, grid, side, **options)
+
+    monkeypatch.setattr(prv, "_power", counted_power)
+    monkeypatch.setattr(prv, "composed", watched)
+    found = prv.bracket(LONG_AND_LOUD[name], delta=1e-5, adjacency="add_remove")
+    assert found.upper < math.inf
+    assert sum(spent) <= prv._MOST_EFFORT
+    assert len(set(grids)) == len(grids), "no grid is tried twice"
+
+
+def trainings(chance: random.Random, number: int, steps: int) -> Event:
+    rate = chance.choice((1e-5, 1e-4, 1e-3, 1e-2))
+    return together(
+        *(
+            times(
+                round(steps * chance.uniform(0.5, 1.5)),
+                sampled(Gaussian(noise_multiplier=chance.uniform(0.6, 3.0)), rate * chance.uniform(0.5, 1.0)),
+            )
+            for _ in range(number)
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_computed_beyond_the_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many different parts there are, and whatever was cached; the last of them is not begun."""
+    monkeypatch.setattr(prv, "_MOST_EFFORT", 2**20)
+    places: list[float] = []
+    once, chance = prv._once, random.Random(seed)
+
+    def counted(pair: Pair, grid: prv.Grid, side: Side, kept: int | None) -> prv.Composed:
+        part = once(pair, grid, side, kept)
+        width = part.transform.shape[1]
+        # what was computed, by its results: all frequencies of the grid, or the few that were asked for
+        places.append(prv._points(pair, grid.mesh, grid.tail) + (grid.points if width > prv.MAX_FREQUENCIES else width))
+        return part
+
+    power = prv._power
+
+    def counted_power(base: prv.Complexes, exponent: int) -> prv.Complexes:
+        unit = prv._PRODUCT if base.dtype == np.complex128 else prv._EXTENDED_PRODUCT
+        places.append(base.size * products(exponent) * unit)
+        return power(base, exponent)
+
+    monkeypatch.setattr(prv, "_once", counted)
+    monkeypatch.setattr(prv, "_power", counted_power)
+    answers = []
+    for steps in (10, 10**3, 10**5):
+        event = trainings(chance, 20, steps)
+        answers.append(account(event, delta=1e-9))
+        assert sum(places) <= 4 * 2**20  # three kinds of grids from above, and once from below
+        assert account(event, delta=1e-9) == answers[-1]
+        places.clear()
+    assert any("20 different parts" in answer.remark for answer in answers)
 
 
 def test_little_noise_in_a_sample_has_no_answer_under_replace_one() -> None:
@@ -981,8 +1111,8 @@ def test_masses_that_are_wrong_by_what_is_admitted_leave_the_bounds_sound(
             law, (one, _) = laws[side], two_outcomes(boxes[side].epsilon)
             shape = law.transform.shape[0], points
             moved = (np.full(shape, -size), np.full(shape, size), chance.uniform(-size, size, shape))[how]
-            wrong = replace(
-                law, transform=np.fft.rfft(np.fft.irfft(law.transform, points) + moved), dropped=law.dropped + size / 2
+            wrong = law._replace(
+                transform=np.fft.rfft(np.fft.irfft(law.transform, points) + moved), dropped=law.dropped + size / 2
             )
             for delta in (0.3, 0.05, 1e-3, 1e-5):
                 with suppress(pairs.Uncovered):
@@ -1041,9 +1171,9 @@ def test_what_later_parts_do_to_dropped_frequencies_is_within_the_error(side: Si
     counts: dict[Pair, int] = {Sampled(0.01, Normal(1 / (1 + number / 5))): 100 for number in range(6)}
     grid = prv.grid_for(counts, 1e-5)
     law = prv.composed(counts, grid, side)
-    whole = functools.reduce(
-        operator.add, (prv._kept_once(pair, grid, side, None) * times for pair, times in counts.items())
-    ).cut(grid.points, 0.0)
+    parts = [(prv._kept_once(pair, grid, side, None), times) for pair, times in counts.items()]
+    powers = (part.repeated(times)._replace(transform=prv_power(part.transform, times)) for part, times in parts)
+    whole = functools.reduce(prv.Composed.plus, powers).cut(grid.points, 0.0)  # with all frequencies
     assert law.kept < prv.MAX_FREQUENCIES < whole.kept
     tilted, truth = (np.fft.irfft(each.transform, grid.points) for each in (law, whole))
     assert np.abs(tilted - truth).max() <= law.rounding + whole.rounding
@@ -1241,7 +1371,7 @@ def test_a_loss_that_is_taken_for_one_below_its_edge_is_corrected(
     law = prv.composed({wrong: number}, grid, "above")
     # The other direction has the atom on the safe side of its edge, so it is not asked.
     rows = {name: getattr(law, name)[[0, 0]] for name in ("transform", "cumulant", "cumulants", "log_finite")}
-    law = replace(law, **rows)
+    law = law._replace(**rows)
     with mpmath.workdps(DIGITS):
         one, _ = two_outcomes(epsilon)
         all_worse = float(one.p**number)
@@ -1280,11 +1410,11 @@ def test_what_is_dropped_and_how_loud_the_rest_is_bounds_the_masses(seed: int) -
     laws = [random_composed(chance, points, int(loud)) for loud in chance.integers(0, 2, size=3)]
     whole, cut = laws[0], laws[0].cut(points, 0.3)
     for law in laws[1:]:
-        whole = whole + law
-        short = replace(law, transform=law.transform[:, : cut.kept], dropped=math.inf)  # it knows no others
-        for each in (cut + law, law + cut, cut + short, short + cut):
+        whole = whole.plus(law)
+        short = law._replace(transform=law.transform[:, : cut.kept], dropped=math.inf)  # it knows no others
+        for each in (cut.plus(law), law.plus(cut), cut.plus(short), short.plus(cut)):
             assert_holds_masses(each, whole, points)
-        cut = (cut + (law, short)[chance.integers(2)]).cut(points, float(chance.choice([0.01, 0.1, 0.3])))
+        cut = cut.plus((law, short)[chance.integers(2)]).cut(points, float(chance.choice([0.01, 0.1, 0.3])))
         assert_holds_masses(cut, whole, points)
     assert cut.kept < whole.kept
 
@@ -1303,11 +1433,11 @@ def test_an_error_of_a_transform_is_counted_however_often_it_is_repeated(number:
     points, error = 64, 1e-7
     bell = np.exp(-(((np.arange(points) - 32) / 8) ** 2))
     law = random_composed(np.random.default_rng(0), points, 0)
-    law = replace(law, transform=np.fft.rfft(np.array([bell, bell]) / bell.sum()))
-    wrong = replace(law, transform=law.transform + way * error, noise=error)
+    law = law._replace(transform=np.fft.rfft(np.array([bell, bell]) / bell.sum()))
+    wrong = law._replace(transform=law.transform + way * error, noise=error)
     masses, true = (np.fft.irfft(each.transform**number, points) for each in (wrong, law))
     moved = np.abs(masses - true).max()
-    assert 0 < moved <= (wrong * number).cut(points, 0.0).rounding
+    assert 0 < moved <= wrong.repeated(number).cut(points, 0.0).rounding
 
 
 @pytest.mark.parametrize("extended", [False, True])
@@ -1319,10 +1449,10 @@ def test_no_transform_claims_more_digits_than_its_numbers_have(*, extended: bool
         unit = float(np.finfo(law.transform.real.dtype).eps) / 2
         # a sum over a row and one over rows, or as many stages as points have binary digits
         assert law.noise >= unit * (10 if kept is None else prv._BLOCK)
-        assert (law * 3 + law).noise == (law + law * 100).noise == law.noise
-        assert (law * 3).rounding >= 3 * law.noise
-        louder = replace(law, noise=2 * law.noise)
-        assert (law + louder).noise == (louder + law).noise == louder.noise
+        assert law.repeated(3).plus(law).noise == law.plus(law.repeated(100)).noise == law.noise
+        assert law.repeated(3).rounding >= 3 * law.noise
+        louder = law._replace(noise=2 * law.noise)
+        assert law.plus(louder).noise == louder.plus(law).noise == louder.noise
 
 
 @pytest.mark.parametrize("number", [1, 3, 63, 64, 1000, 10**6])
@@ -1334,7 +1464,7 @@ def test_masses_of_many_steps_are_as_right_as_they_say(number: int, *, extended:
     pair = TwoPoints(2.0**-6 * 5)
     for side in SIDES:
         once = prv._kept_once(pair, grid, side, None)
-        law = once * number
+        law = once.repeated(number)
         (one, _) = pairs.laws(pair, mesh=mesh, tail=grid.tail, side=side)
         with mpmath.workdps(DIGITS):
             tilted = [

@@ -3,7 +3,8 @@
 With K(s) = ln E e^(s · loss), δ(ε) is the integral of e^(K(s) − s ε) / (s (s + 1)) over Re s = θ, divided by 2πi, for
 any θ > 0 (the inverse Laplace transform of (1 − e^−x)₊). Through the saddle point nothing cancels, and the trapezoid
 rule converges faster than any power, for K as for δ: an answer to some nine digits that shares nothing with the engine,
-neither grids nor tilts nor transforms. It bounds nothing, so it is of use only here.
+neither grids nor tilts nor transforms. It bounds nothing, so it is of use only here, and only for long runs: on a
+handful of steps, or on losses at a few places, the sum may end in a gap between harmonics, one percent of δ too early.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from accountant.engines import account
-from accountant.events import Adjacency, Composed, Event, Gaussian, Laplace, PoissonSampled, Repeated, counted
+from accountant.engines import account, prove, prv
+from accountant.events import Adjacency, Composed, Event, Gaussian, Laplace, PoissonSampled, PureDP, Repeated, counted
 from tests.accountant.strategies import ADJACENCIES
 
 Complexes: TypeAlias = NDArray[np.complex128]
@@ -136,8 +137,120 @@ def long_run(chance: random.Random) -> Event:
     return Composed(events=tuple(parts))
 
 
+def many(chance: random.Random, number: int) -> Event:
+    """So many different trainings of some thousand steps."""
+    rate, noise = 10 ** chance.uniform(-4, -2.5), chance.uniform(0.7, 1.0)
+    return Composed(
+        events=tuple(
+            Repeated(
+                times=round(10 ** chance.uniform(3, 4)),
+                event=PoissonSampled(
+                    sampling_probability=rate * chance.uniform(0.5, 1.0),
+                    event=Gaussian(noise_multiplier=noise * chance.uniform(1.0, 3.0)),
+                ),
+            )
+            for _ in range(number)
+        )
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "number"), [(0, 20), (1, 50), pytest.param(2, 90, marks=pytest.mark.full), (3, 150)])
+def test_upper_is_tight_for_many_different_trainings(seed: int, number: int) -> None:
+    """Hundreds of thousands of steps in all: a history of years."""
+    chance = random.Random(seed)
+    event, delta = many(chance, number), 10 ** chance.uniform(-9, -5)
+    found = account(event, delta=delta)
+    assert found.engine == "prv", found
+    assert LEAST < found.upper < MOST
+    at_upper, below = (
+        truth(event, each, "add_remove") for each in (found.upper, min(found.upper / 1.001, found.upper))
+    )
+    assert below > math.log(delta) >= at_upper - 1e-6, (event, delta, found)
+
+
+@pytest.mark.slow
+def test_upper_is_tight_where_it_once_was_not() -> None:
+    """Ninety trainings, of which a Rényi curve makes 11.613."""
+    steps = [
+        Repeated(
+            times=10_000,
+            event=PoissonSampled(
+                sampling_probability=1e-3, event=Gaussian(noise_multiplier=round(0.8 + number / 1000, 3))
+            ),
+        )
+        for number in range(90)
+    ]
+    assert account(Composed(events=tuple(steps)), delta=1e-9).upper == pytest.approx(11.0806, rel=1e-4)
+
+
+def training(rate: float, noise: float, steps: int) -> Event:
+    return Repeated(
+        times=steps, event=PoissonSampled(sampling_probability=rate, event=Gaussian(noise_multiplier=noise))
+    )
+
+
+#: Long runs at a tiny δ that once were far off, with what is known of their ε.
+HARD: Final[dict[str, tuple[tuple[Event, ...], float, Adjacency, float]]] = {
+    "a laplace release": (
+        (Laplace(scale=82.78), training(0.004809, 1.272, 65), training(2.33e-5, 1.21, 519_700)),
+        1.597e-10,
+        "add_remove",
+        0.48992,
+    ),
+    "a gaussian release": (
+        (training(1.372e-4, 0.8141, 1455), training(8.208e-5, 1.835, 699_000), Gaussian(noise_multiplier=47.24)),
+        6.99e-12,
+        "replace_one",
+        0.5633,
+    ),
+    "three trainings": (
+        (training(6.644e-4, 0.9254, 1012), training(2.108e-4, 3.156, 323_500), training(3.683e-5, 2.035, 513_900)),
+        2.09e-12,
+        "add_remove",
+        0.9194,
+    ),
+    "atoms": (
+        (
+            Repeated(times=5, event=Laplace(scale=1.355)),
+            PureDP(epsilon=1.623),
+            training(0.02161, 1.96, 2),
+            training(6.258e-5, 2.07, 408_500),
+        ),
+        1e-12,
+        "replace_one",
+        9.4093,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [*list(HARD)[:2], *(pytest.param(name, marks=pytest.mark.full) for name in list(HARD)[2:])]
+)
+def test_upper_is_within_one_percent_of_what_is_known(name: str) -> None:
+    events, delta, adjacency, known = HARD[name]
+    assert prv.upper_bound(Composed(events=events), delta=delta, adjacency=adjacency) == pytest.approx(known, rel=0.01)
+
+
+#: What an earlier version has charged. A log that says so must still be proved: these may fall, and never rise.
+CHARGED: Final = (
+    (HARD["a laplace release"][0], 1.597e-10, 0.4900382),
+    ((training(0.01, 1.0, 1000),), 1e-5, 1.82829),
+    ((training(0.01, 1.0, 254),), 1e-5, 1.0),
+    ((training(1e-4, 0.97, 100_000),), 1e-12, 0.28553),
+    (tuple(training(0.01, 1 + 0.02 * number, 100) for number in range(50)), 1e-5, 2.499557),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("events", "delta", "charged"), CHARGED)
+def test_what_was_charged_before_is_still_proved(events: tuple[Event, ...], delta: float, charged: float) -> None:
+    assert prove(Composed(events=events), delta=delta, target=charged).upper <= charged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
 def test_upper_is_within_one_percent_of_the_truth(seed: int) -> None:
     """Up to a million steps and down to δ = 1e-12; beyond that it is a bound still, if a looser one."""
     chance = random.Random(seed)

@@ -48,6 +48,17 @@ def test_a_bad_import_is_caught(tree: Path, package: str, line: str, evidence: s
     assert evidence in report.stdout
 
 
+def test_torch_in_a_process_that_answers_is_caught(tree: Path) -> None:
+    for module, line in (("service/store/books.py", "import torch"), ("service/errors.py", "import opacus.optimizers")):
+        path = tree / module
+        before = path.read_text(encoding="utf-8")
+        path.write_text(f"{before}\n{line}\n", encoding="utf-8")
+        report = lint_imports(tree)
+        assert report.returncode == 1, report.stdout
+        assert line.removeprefix("import ").partition(".")[0] in report.stdout.partition("Broken contracts")[2]
+        path.write_text(before, encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [

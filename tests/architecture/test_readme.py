@@ -34,7 +34,7 @@ def run(examples: list[str]) -> None:
 
 
 def needs_service(block: str) -> bool:
-    return "service.client" in block
+    return "stint." in block
 
 
 def test_every_python_block_is_an_example(checkout: Path) -> None:
@@ -54,7 +54,9 @@ def test_the_first_five_minutes_with_the_service(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curl, command_line = blocks(checkout, "sh")
-    with service() as running:
+    with service(worker=True) as running:
+        (tmp_path / "data").symlink_to(running.folder)  # where a reader's is
+        monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("STINT_URL", running.url)
         monkeypatch.setenv("STINT_KEY", running.key)
         answers = documents(shell(checkout, tmp_path, curl))
@@ -62,7 +64,7 @@ def test_the_first_five_minutes_with_the_service(
         assert answers[-1]["epsilon"]["held"] > 0
         run([block for block in blocks(checkout, "python") if needs_service(block)])
         shown = shell(checkout, tmp_path, command_line)
-    assert shown.startswith("clinic-a: 100,000 datapoints, 1 tasks, 3 releases, open.")
+    assert shown.startswith("clinic-a: 100,000 datapoints, 1 tasks, 4 releases, open.")
     for expected in ("by prv\n", "dry run: admitted", "clinic-a: ok, ", "\nsk_"):
         assert expected in shown
 

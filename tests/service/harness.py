@@ -124,10 +124,10 @@ class Caller:
         assert found["ok"], found
 
 
-def in_process(app: FastAPI, key: str) -> httpx.AsyncClient:
-    """A client of an application in this process."""
+def in_process(app: FastAPI, key: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
+    """A client of an application in this process, or of whatever a transport leads to."""
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=app),
+        transport=transport or httpx.ASGITransport(app=app),
         base_url="http://stint",
         headers={"Authorization": f"Bearer {key}"},
         timeout=SECONDS,

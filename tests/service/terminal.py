@@ -78,15 +78,17 @@ class Running:
     def restart(self) -> None:
         """Stop it, and start it again at the same address."""
         stop(self.process)
-        self.process = command(self.folder, "run", "--no-demo", "--json", port=int(self.url.rpartition(":")[2]))
+        self.process = command(
+            self.folder, "run", "--no-demo", "--no-worker", "--json", port=int(self.url.rpartition(":")[2])
+        )
         lines_until(self.process, "started")
 
 
 @contextmanager
-def service() -> Iterator[Running]:
-    """A fresh service without a demo, and its admin key."""
+def service(*, worker: bool = False) -> Iterator[Running]:
+    """A fresh service without a demo, and its admin key; with a worker beside it until it is restarted, if asked."""
     with short_folder() as folder:
-        process = command(folder, "run", "--no-demo", "--json")
+        process = command(folder, "run", "--no-demo", *(() if worker else ("--no-worker",)), "--json")
         running: Running | None = None
         try:
             started = json.loads(lines_until(process, "started")[0])

@@ -13,6 +13,7 @@ import pytest
 
 from service import metrics
 from service.app import create_app
+from service.client import Stint
 from service.errors import PROBLEMS, Problem
 from service.operations import keys
 from service.operations.datapoints import register_count
@@ -44,6 +45,28 @@ def test_without_a_valid_key_nothing_opens(house: House, header: str | None) -> 
     assert "wrong" not in answer.text
 
 
+def test_keys_come_in_pages(house: House) -> None:
+    made = [house.admin.post("/v1/keys", {"name": f"{n}", "roles": ["worker"]}, status=201)["id"] for n in range(5)]
+    listed: list[str] = []
+    more: dict[str, Any] = {}
+    while True:
+        page = house.admin.get("/v1/keys", limit=2, **more)
+        assert len(page["items"]) <= 2
+        listed += [each["id"] for each in page["items"]]
+        if page["next"] is None:
+            break
+        more = {"cursor": page["next"]}
+    assert listed == sorted(set(listed))
+    assert listed == [each["id"] for each in house.admin.get("/v1/keys", limit=1000)["items"]]
+    assert set(made) < set(listed)
+    house.admin.get("/v1/keys", limit=1001, status=422)
+    house.admin.get("/v1/keys", cursor="nonsense", status=422)
+    with Stint(house.url, house.secrets["admin"]) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.client._PAGE", 2)
+        followed = client.keys()
+    assert [each["id"] for each in followed] == listed
+
+
 def test_a_key_is_shown_once_and_stored_as_a_hash(house: House) -> None:
     made = house.admin.post("/v1/keys", {"name": "nightly", "roles": ["pipeline"], "expires_in_days": 30}, status=201)
     secret = made["secret"]
@@ -53,7 +76,7 @@ def test_a_key_is_shown_once_and_stored_as_a_hash(house: House) -> None:
     assert secret not in repr(house.everything())
     me = Caller(house.client, secret).get("/v1/keys/self")
     assert me == {"id": made["id"], "name": "nightly", "roles": ["pipeline"]}
-    [listed] = [each for each in house.admin.get("/v1/keys")["items"] if each["id"] == made["id"]]
+    [listed] = [each for each in house.admin.get("/v1/keys", limit=1000)["items"] if each["id"] == made["id"]]
     assert "secret" not in listed
     assert listed["last_used_at"] is not None
     assert listed["expires_at"] > listed["created_at"]
@@ -85,7 +108,9 @@ def test_a_revoked_key_opens_nothing_within_two_seconds(house: House) -> None:
     somebody.get("/v1/keys/self")
     house.admin.ask("DELETE", f"/v1/keys/{made['id']}", status=204)
     until(lambda: somebody.ask("GET", "/v1/keys/self").status_code == 401, seconds=5)
-    assert [each["revoked"] for each in house.admin.get("/v1/keys")["items"] if each["id"] == made["id"]] == [True]
+    assert [
+        each["revoked"] for each in house.admin.get("/v1/keys", limit=1000)["items"] if each["id"] == made["id"]
+    ] == [True]
     house.admin.ask("DELETE", f"/v1/keys/key_{'0' * 26}", status=404)
 
 
@@ -93,7 +118,9 @@ def test_the_first_start_makes_one_admin_key(house: House) -> None:
     assert house.first is not None
     assert Caller(house.client, house.first).get("/v1/keys/self")["roles"] == ["admin"]
     assert keys.ensure_first(house.parts.database) is None
-    revoked = [each for each in keys.listed(house.parts.database) if each["name"] == "first admin"]
+    revoked = [
+        each for each in keys.listed(house.parts.database, after="", limit=1000) if each["name"] == "first admin"
+    ]
     assert len(revoked) == 1
 
 
@@ -119,6 +146,8 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/releases/{release}/members"): (*READERS, "worker"),
     ("POST", "/v1/releases/{release}/commit"): PIPELINES,
     ("POST", "/v1/releases/{release}/void"): PIPELINES,
+    ("POST", "/v1/jobs"): PIPELINES,
+    ("POST", "/v1/jobs/{job}/cancel"): PIPELINES,
     ("POST", "/v1/advice/what-if"): PIPELINES,
     ("GET", "/v1/populations/{population}/ledger"): READERS,
     ("GET", "/v1/populations/{population}/ledger/export"): READERS,
@@ -140,6 +169,9 @@ ANYBODY = {
     ("GET", "/v1/populations/{population}/budget"),
     ("GET", "/v1/releases"),
     ("GET", "/v1/releases/{release}"),
+    ("GET", "/v1/jobs"),
+    ("GET", "/v1/jobs/{job}"),
+    ("GET", "/v1/jobs/{job}/logs"),
     ("GET", "/v1/mechanisms"),
     ("GET", "/v1/mechanisms/{name}"),
     ("POST", "/v1/mechanisms/{name}/price"),
@@ -150,7 +182,7 @@ ANYBODY = {
 }
 VALUES = {
     "population": "nobody-here", "ordinal": "0", "release": NOBODY, "task": "t", "name": "magic", "number": "1",
-    "key": "key_" + "0" * 26,
+    "key": "key_" + "0" * 26, "job": "job_" + "0" * 26,
 }  # fmt: skip
 
 
@@ -258,6 +290,14 @@ def test_too_many_decisions_are_told_to_come_back(house: House) -> None:
 # ---------------------------------------------------------------- the shape of an answer
 
 
+def test_no_answer_sends_a_key_elsewhere(house: House) -> None:
+    """An address that is nearly right is wrong: whoever is sent on takes the key along, perhaps without TLS."""
+    for method, path in (("GET", "/v1/populations/"), ("POST", "/v1/releases/"), ("GET", "/healthz/")):
+        answer = house.admin.ask(method, path, {} if method == "POST" else None, status=404)
+        assert answer.json()["type"] == "urn:stint:problem:not-found"
+        assert "Location" not in answer.headers
+
+
 def test_a_request_id_is_echoed_or_made(house: House) -> None:
     for path in ("/healthz", "/v1/populations", "/nowhere"):
         given = house.client.get(path, headers={"X-Request-Id": "trace-1.2_3"})
@@ -315,7 +355,7 @@ def test_text_with_a_null_is_refused_and_no_fault_of_the_database(house: House) 
 def test_a_fault_of_ours_is_told_without_details(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")
 
     monkeypatch.setattr("service.operations.keys.listed", fail)

@@ -4,14 +4,20 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from service import app
 from service.cli import main, stint
 from service.client import Stint
+from service.settings import Settings
+from service.store import database
 from tests.service.terminal import Running, command, servers_of, service, short_folder
 
 SGD = ["--mechanism", "dp-sgd"]
@@ -83,7 +89,7 @@ def test_every_command_explains_itself_and_has_json(words: tuple[str, ...], caps
 
 def test_the_commands_are_those_of_the_design() -> None:
     wanted = {"run", "serve", "migrate", "demo", "price", "calibrate", "propose", "dry-run", "commit", "void", "verify"}
-    assert set(stint.commands) == wanted | {"export", "keys", "populations", "register"}
+    assert set(stint.commands) == wanted | {"export", "jobs", "keys", "populations", "register", "worker"}
 
 
 def test_no_command_gets_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +151,7 @@ def test_noise_and_steps_are_calibrated(capsys: pytest.CaptureFixture[str]) -> N
         (["commit", "rel_x", "--uri", "s3://x"], "belongs to --artifact"),
         (["commit", "rel_x", "--artifact", "missing"], "missing: No such file"),
         (["void", "rel_x"], "Missing option '--reason'"),
-        (["register", "p", "people.txt"], "NDJSON or CSV"),
+        (["register", "p", "people.txt"], "NDJSON, CSV or Parquet"),
         (["register", "p", "people.csv"], "people.csv: No such file"),
         (["export", "p", "--json"], "needs a file"),
         (["keys", "create", "n"], "Missing option '--role'"),
@@ -186,9 +192,32 @@ def test_no_service_no_key_no_port(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setenv("STINT_PORT", "eight")
     assert "STINT_PORT" in complaint(capsys, "run")
     monkeypatch.delenv("STINT_PORT")
-    for database in ("postgresql://127.0.0.1:1/none", "nonsense"):
-        assert "the database cannot be used" in complaint(capsys, "verify", "--database", database)
-        assert "the database cannot be used" in complaint(capsys, "migrate", "--database", database)
+    for variable, value in (("STINT_LOG_LEVEL", "foo"), ("STINT_HOLD_SECONDS", "999999999999")):
+        with monkeypatch.context() as environment:
+            environment.setenv(variable, value)
+            assert variable in complaint(capsys, "serve")
+    for server in ("postgresql://127.0.0.1:1/none", "nonsense"):
+        assert "the database cannot be used" in complaint(capsys, "verify", "--database", server)
+        assert "the database cannot be used" in complaint(capsys, "migrate", "--database", server)
+
+
+def test_a_folder_that_is_named_is_migrated_whatever_the_environment_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Settings] = []
+
+    @contextmanager
+    def found(settings: Settings) -> Iterator[str]:
+        asked.append(settings)
+        yield "postgresql://nowhere"
+
+    monkeypatch.setattr(app, "database_url", found)
+    monkeypatch.setattr(database, "migrate", lambda _: None)
+    monkeypatch.setenv("DATABASE_URL", "postgresql://elsewhere")
+    for words in ([], ["--data", str(tmp_path)], ["--data", str(tmp_path), "--database", "postgresql://here"]):
+        said(capsys, "migrate", *words)
+    assert [each.database_url for each in asked] == ["postgresql://elsewhere", "", "postgresql://here"]
+    assert asked[1].data == tmp_path
 
 
 # ---------------------------------------------------------------- with a service
@@ -283,6 +312,11 @@ def test_datapoints_are_registered_from_files(
     assert as_json(capsys, "register", "keyed", str(tmp_path / "empty.csv"))["registered"] == 0
     table.write_text("name\nk1\n")
     assert "must be `key`" in complaint(capsys, "register", "keyed", str(table), code=1)
+    columns = tmp_path / "people.parquet"
+    pq.write_table(pa.table({"key": ["a parquet key", "another"]}), columns)
+    assert as_json(capsys, "register", "keyed", str(columns))["registered"] == 2
+    assert as_json(capsys, "register", "keyed", str(columns), "--format", "parquet")["known"] == 2
+    assert "not a Parquet file" in complaint(capsys, "register", "keyed", str(table), "--format", "parquet", code=1)
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ import random
 import time
 from collections.abc import Callable
 
+import httpx
 import pytest
 
+from service.store.embedded import embedded
 from tests.service.harness import Remote, Storm, exported, fresh, remote, verified
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -97,3 +99,34 @@ def _stop(service: Remote) -> None:
 async def _checkpoints(service: Remote) -> int:
     async with service.client() as client:
         return len((await client.get("/v1/checkpoints")).json()["items"])
+
+
+def test_a_service_outlives_its_postgres() -> None:
+    """While there is none it says so at once, and when it is back all goes on: nobody has to start it again."""
+    with (
+        remote() as service,
+        httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {service.key}"}, timeout=20) as client,
+    ):
+        name = fresh("restart")
+        new = {"name": name, "unit": "user", "budget": {"epsilon": 1.0, "delta": 1e-6}}
+        assert client.post("/v1/populations", json=new).status_code == 201
+        assert client.post(f"/v1/populations/{name}/datapoints", json={"count": 40}).status_code == 201
+        charge = {"scope": {"ranges": [[0, 40]]}, "event": {"kind": "pure_dp", "epsilon": 0.1}}
+
+        def propose() -> int:
+            return client.post("/v1/releases", json={"population": name, "charges": [charge]}).status_code
+
+        assert propose() == 201
+        service.kill_postgres()
+        assert [propose(), propose()] == [503, 503]
+        assert client.get("/readyz").status_code == 503
+        with embedded(service.folder / "postgres"):
+            assert [propose() for _ in range(3)] == [201, 201, 201]
+            assert client.get("/readyz").status_code == 200
+            asyncio.run(_verified(service, name))
+            assert service.stop() == 0
+
+
+async def _verified(service: Remote, name: str) -> None:
+    async with service.client() as client:
+        await verified(client, name)

@@ -325,3 +325,17 @@ def test_a_digest_is_keyed() -> None:
         len({one, datapoints.digest(b"b" * 32, "clinic", "ann"), datapoints.digest(b"a" * 32, "cli", "nic\x00ann")})
         == 3
     )
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_a_column(house: House) -> None:
+    """Spreadsheets write one at the beginning of a CSV file."""
+    name = house.population()
+    answer = house.officer.ask(
+        "POST",
+        f"/v1/populations/{name}/datapoints",
+        headers=CSV,
+        content="\ufeffkey,group\nalice,1\nbob,2\n".encode(),
+        status=201,
+    )
+    assert answer.json()["registered"] == 2
+    house.officer.post(f"/v1/populations/{name}/datapoints/lookup", {"key": "alice"})

@@ -11,6 +11,7 @@ import pytest
 
 from service import settings
 from service.errors import PROBLEMS
+from service.operations.jobs import ERRORS
 from service.operations.keys import ROLES
 from service.store import tables
 from tests.service.fixtures_behaviour import House
@@ -34,17 +35,20 @@ def test_the_settings_page_lists_every_setting_with_its_default(checkout: Path) 
     listed = rows((checkout / "docs" / "settings.md").read_text(encoding="utf-8"))
     declared = []
     for each in fields(settings.Settings):
-        least = settings.LEAST.get(each.name)
+        least, most = (str(limits.get(each.name, "")) for limits in (settings.LEAST, settings.MOST))
         default = f"`{each.default}`" if str(each.default) else "empty"
-        declared.append(
-            [f"`{each.metadata['variable']}`", default, "" if least is None else f"{least:g}", each.metadata["meaning"]]
-        )
+        declared.append([f"`{each.metadata['variable']}`", default, least, most, each.metadata["meaning"]])
     assert listed == declared
 
 
 def test_the_errors_page_lists_every_problem_with_its_status(checkout: Path) -> None:
     listed = rows((checkout / "docs" / "errors.md").read_text(encoding="utf-8"))
     assert listed == [[f"`{name}`", str(kind.status), kind.title, kind.advice] for name, kind in PROBLEMS.items()]
+
+
+def test_the_jobs_page_lists_every_code_with_its_meaning(checkout: Path) -> None:
+    listed = rows((checkout / "docs" / "jobs.md").read_text(encoding="utf-8"))
+    assert listed == [[f"`{code}`", meaning] for code, meaning in ERRORS.items()]
 
 
 def test_the_service_page_names_every_address_and_no_other(checkout: Path, document: dict[str, Any]) -> None:

@@ -5,21 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import Connection
 
 from accountant import chain
 from accountant.book import Book, replay
 from accountant.canonical import canonical
 from accountant.chain import Head, HeadProof, Link
 from accountant.errors import BrokenChain, BrokenProof
+from accountant.events import event_to_json
 from accountant.merkle import leaf_hash, verify_consistency, verify_inclusion
+from service.client import dp_sgd, sliding_window
+from service.operations import datapoints, releases
+from service.store.writer import Decide, Operation, Outcome
 from service.sweeper import checkpoint
-from tests.service.fixtures_behaviour import House, pure
+from tests.service.fixtures_behaviour import House, gaussian, pure
+from trainers.catalog import mechanism
 
 pytest_plugins = ("tests.service.fixtures_behaviour",)
 
@@ -368,3 +376,309 @@ def test_a_log_that_was_written_anew_is_found_by_its_decisions(house: House) -> 
     mend = ("UPDATE population SET hash = %s, root = %s WHERE name = %s", (head.hash, head.root, name))
     with tampered(house, *statements, mend, tables=("population", "entry")):
         assert "price" in problems(house, name)
+
+
+# ---------------------------------------------------------------- what was appended in the regular way, and is wrong
+
+
+def appended(house: House, name: str, operation: Decide, **changes: Any) -> str:
+    """Append the bodies of an operation with other fields, as a service would that checks nothing; the last release."""
+
+    def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
+        outcome = operation(book, at, connection)
+        bodies = [{**body, **changes} for body in outcome.bodies]
+        return replace(outcome, bodies=bodies, held=None, respond=lambda _: {"release": bodies[-1].get("release")})
+
+    done = Operation(population=name, actor="somebody", decide=decide)
+    return str(house.parts.writer.submit(done).result(30).document["release"])
+
+
+def written(body: dict[str, Any]) -> Decide:
+    return lambda _book, _at, _connection: Outcome(bodies=[body], status=200, respond=lambda _: {})
+
+
+def voided(release: str) -> Decide:
+    return written({"kind": "release.voided", "release": release, "reason": "x"})
+
+
+def charging(scope: dict[str, Any], event: dict[str, Any], **declared: Any) -> Decide:
+    return releases.propose(
+        releases.Proposal(
+            kind="weights", charges=[{"scope": scope, "event": event}], hold_seconds=60, declared=declared
+        )
+    )
+
+
+def running(mechanism: dict[str, Any], scope: dict[str, Any] | None = None) -> Decide:
+    return releases.propose(
+        releases.Proposal(
+            kind="weights", mechanism=mechanism, scope=scope, hold_seconds=60, declared={"mechanism": mechanism}
+        )
+    )
+
+
+ALL: dict[str, Any] = {"ranges": [[0, 10]]}
+
+
+def test_a_void_after_the_hold_ran_out_is_found(house: House) -> None:
+    name = house.population(10)
+    late = appended(house, name, charging(ALL, pure(0.5)), expires_at="2026-01-01T00:00:00.000000Z")
+    assert problems(house, name) == ""
+    appended(house, name, voided(late))
+    assert f"when release '{late}' ran out: entry 4 voids it" in problems(house, name)
+
+
+def with_reading(operation: Decide, **changed: float) -> Decide:
+    """The same decision, which says something else of ε."""
+
+    def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
+        outcome = operation(book, at, connection)
+        [body] = outcome.bodies
+        told = body["decision"]
+        bodies = [{**body, "decision": {**told, "epsilon": {**told["epsilon"], **changed}}}]
+        return replace(outcome, bodies=bodies)
+
+    return decide
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "changed", "said"),
+    [
+        (0.25, {"after": 0.3}, "says of ε after 0.3 where the log leads to 0.75"),
+        (0.25, {"before": 0.0}, "says of ε before 0 where the log leads to 0.5"),
+        (0.25, {"budget": 2.0}, "says of ε budget 2 where the log leads to 1.0"),
+        (0.75, {"before": 0.75}, "says of ε before 0.75 where the log leads to 0.5"),
+    ],
+)
+def test_a_recorded_reading_that_the_log_does_not_lead_to_is_found(
+    house: House, epsilon: float, changed: dict[str, float], said: str
+) -> None:
+    """The charges are right, and what was told of them is not."""
+    name = house.population(10, filter={"preset": "pure"}, delta=0.0)
+    house.officer.commit(house.officer.hold(name, ({"ranges": [[0, 5]]}, pure(0.5))))
+    house.officer.hold(name, ({"ranges": [[5, 10]]}, pure(0.25)))
+    planted = appended(house, name, with_reading(charging(ALL, pure(epsilon)), **changed))
+    assert problems(house, name) == f"release {planted}, of entry 6, {said}"
+
+
+def test_recorded_readings_are_compared_whatever_happened(house: House) -> None:
+    """Trimmed, denied, under a lower budget: as told, so rebuilt."""
+    name = house.population(20, on_exhausted="trim")
+    path = f"/v1/populations/{name}"
+    house.officer.hold(name, ({"ranges": [[0, 5]]}, pure(0.9)))
+    assert house.officer.propose(name, (ALL, pure(0.4)))["decision"]["trimmed"] == 5
+    assert house.officer.propose(name, ({"ranges": [[0, 5]]}, pure(0.4)))["status"] == "denied"
+    etag = {"If-Match": house.officer.ask("GET", f"{path}/policy").headers["ETag"]}
+    house.officer.put(f"{path}/policy", {"epsilon": 0.5, "reason": "less"}, headers=etag)
+    house.officer.hold(name, ({"ranges": [[10, 20]]}, gaussian(40.0)))
+    assert house.officer.propose(name, ({"ranges": [[0, 20]]}, pure(0.3)))["decision"]["trimmed"] == 10
+    assert problems(house, name) == ""
+
+
+def test_a_decision_in_a_population_that_is_not_open_is_found(house: House) -> None:
+    for status in ("frozen", "closed"):
+        name = house.population(10)
+        hold = house.officer.hold(name, (ALL, pure(0.5)))
+        body = next(json.loads(row[7]) for row in house.rows("entry", name) if row[4] == "release.held")
+        house.officer.post(f"/v1/populations/{name}/status", {"status": status, "reason": "x"})
+        house.officer.post(f"/v1/releases/{hold}/void", {"reason": "it crashed"})
+        assert problems(house, name) == ""
+        kept = {key: value for key, value in body.items() if key not in {"at", "actor"}}
+        appended(house, name, written({**kept, "release": f"rel_planted_{status}"}))
+        assert f"expected an open population: entry 6 decides on release 'rel_planted_{status}'" in problems(
+            house, name
+        )
+
+
+def test_a_void_under_a_release_that_leans_on_it_is_found(house: House) -> None:
+    name = house.population(30)
+    first, _ = (appended(house, name, running(sliding_window(k=2, w0=5, step=step, epsilon=0.9))) for step in (0, 1))
+    assert problems(house, name) == ""
+    appended(house, name, voided(first))
+    assert "entry 5 voids it under" in problems(house, name)
+
+
+def test_a_hold_charges_what_its_mechanism_does(house: House) -> None:
+    mild = dp_sgd(noise_multiplier=20.0, sampling_probability=0.01, steps=10, clip_norm=1)
+    harsh = dp_sgd(noise_multiplier=2.0, sampling_probability=0.01, steps=10, clip_norm=1)
+    window = sliding_window(k=2, w0=5, step=0, epsilon=0.9)
+    shifted = sliding_window(k=2, w0=5, step=0, epsilon=0.9, offset=10)
+    noisier = sliding_window(k=2, w0=5, step=0, epsilon=0.8)
+    narrow = {"name": "dp-sgd", "parameters": {**mild["parameters"], "steps": 0}}
+    events, named = "does not charge the events that 'dp-sgd' has", "does not name the models that 'sliding-window'"
+    for decide, changes, said in (
+        (running(mild, ALL), {}, ""),
+        (running(window), {}, ""),
+        (charging(ALL, pure(0.1), state={"x": 1}), {}, ""),
+        (running(mild, ALL), {"declared": {"mechanism": harsh}}, events),
+        (charging(ALL, pure(0.1)), {"declared": {"mechanism": mild}}, events),
+        (running(mild, ALL), {"declared": {"mechanism": narrow}}, "parameters that it does not take: parameters.steps"),
+        (running(mild, ALL), {"declared": {"mechanism": "dp-sgd"}}, "without a name or parameters"),
+        (running(window), {"declared": {"mechanism": noisier}}, "does not charge the events that 'sliding-window' has"),
+        (running(window), {"declared": {"mechanism": shifted}}, "does not charge [1"),
+        (running(window), {"stream": {"id": "s", "trained": [], "reused": []}}, named),
+        (charging(ALL, pure(0.1)), {"stream": {"id": "s", "trained": ["m"], "reused": []}}, "declares no mechanism"),
+    ):
+        name = house.population(30)
+        release = appended(house, name, decide, **changes)
+        found = problems(house, name)
+        assert said in found, changes
+        assert (f"release {release}, of entry 3, " in found) == bool(said), found
+
+
+def test_a_mechanism_that_is_no_longer_there_is_a_note(house: House) -> None:
+    name = house.population(10)
+    retired = {"mechanism": {"name": "retired", "parameters": {}}}
+    for _ in range(2):
+        appended(house, name, charging(ALL, pure(0.1)), declared=retired)
+    found = house.auditor.post(f"/v1/populations/{name}/ledger/verify")
+    assert (found["ok"], found["problems"]) == (True, [])
+    [note] = found["notes"]
+    assert note.startswith("mechanism 'retired' is not in the catalog of this version: the charges of 2 holds")
+
+
+def test_a_hold_that_its_policy_would_not_accept_is_a_note(house: House) -> None:
+    name = house.population(10)
+    claimed: dict[str, Any] = {
+        "mechanism": {"name": "output-perturbation-as-published", "parameters": {"epsilon": 0.1, "weights": 4}}
+    }
+    events = mechanism("output-perturbation-as-published").quote(
+        claimed["mechanism"]["parameters"], adjacency="add_remove"
+    )
+    [charge] = events.charges
+    appended(house, name, charging(ALL, event_to_json(charge.event)), declared=claimed)
+    found = house.auditor.post(f"/v1/populations/{name}/ledger/verify")
+    assert (found["ok"], found["problems"]) == (True, [])
+    [note] = found["notes"]
+    assert note.startswith("mechanism 'output-perturbation-as-published' is claimed in the catalog of this version: 1")
+
+
+# ---------------------------------------------------------------- which key has which ordinal
+
+
+@contextmanager
+def keys_changed(house: House, name: str, *statements: str) -> Iterator[None]:
+    """Change the keys of one population behind the service's back; afterwards they are as before."""
+    with house.superuser() as connection:
+        kept = house.rows("datapoint", name)
+        try:
+            for statement in statements:
+                assert connection.execute(statement.encode(), (name,)).rowcount, "it changed something"
+            yield
+        finally:
+            connection.execute(f"DELETE FROM datapoint WHERE {OF}".encode(), (name,))
+            with connection.cursor() as cursor:
+                cursor.executemany("INSERT INTO datapoint VALUES (%s, %s, %s, %s)", kept)
+            assert house.rows("datapoint", name) == kept
+
+
+def move(before: int, after: int) -> str:
+    return f"UPDATE datapoint SET ordinal = {after} WHERE {OF} AND ordinal = {before}"
+
+
+ADD = "INSERT INTO datapoint SELECT id, 'twenty bytes of a key', {} FROM population WHERE name = %s"
+
+
+def with_keys(house: House) -> tuple[str, str]:
+    """Ordinals 0 to 19 and 30 to 34 have keys, those between none; one was erased, one more came back."""
+    name = house.population()
+    address = f"/v1/populations/{name}/datapoints"
+    house.officer.post(address, {"keys": [f"p{n}" for n in range(20)]}, status=201)
+    house.officer.post(address, {"count": 10}, status=201)
+    house.officer.post(address, {"keys": [f"q{n}" for n in range(5)]}, status=201)
+    for key in ("p3", "q4"):
+        house.officer.post(f"{address}/erase", {"key": key})
+    house.officer.post(address, {"keys": ["q4", "p1"]}, status=201)
+    house.officer.post(address, {"count": 1}, status=201)
+    return name, address
+
+
+def test_keys_that_were_changed_are_found_and_said_where(house: House) -> None:
+    name, _ = with_keys(house)
+    assert problems(house, name) == ""
+    first, last = "ordinals 0 to 19, of entry 2, ", "ordinals 30 to 34, of entry 4, "
+    for statements, said in (
+        ([f"DELETE FROM datapoint WHERE {OF} AND ordinal = 7"], f"{first}were registered with 20 keys, and 19 are"),
+        ([f"DELETE FROM datapoint WHERE {OF} AND ordinal = 3"], f"{first}were registered with 20 keys, and 19 are"),
+        ([f"DELETE FROM datapoint WHERE {OF} AND ordinal >= 30"], f"{last}were registered with 5 keys, and 0 are"),
+        ([ADD.format(25)], "ordinals 20 to 29, of entry 3, were registered without keys, and 1 have one"),
+        ([ADD.format(35)], "ordinals 35 to 35, of entry 8, were registered without keys, and 1 have one"),
+        ([ADD.format(36)], "there are keys from ordinal 36 on, where nobody was registered"),
+        ([move(7, 25)], f"{first}were registered with 20 keys, and 19 are"),
+        ([move(7, 99), move(8, 7), move(99, 8)], f"{first}do not have the keys that were registered"),
+        ([move(7, 99), move(31, 7), move(99, 31)], f"{last}do not have the keys that were registered"),
+        ([f"UPDATE datapoint SET digest = 'twenty bytes of keys' WHERE {OF} AND ordinal = 7"], f"{first}do not have"),
+        (
+            [f"DELETE FROM datapoint WHERE {OF} AND ordinal = 7", ADD.format(7)],
+            f"{first}do not have the keys that were registered",
+        ),
+    ):
+        with keys_changed(house, name, *statements):
+            assert said in problems(house, name), statements
+    assert problems(house, name) == ""
+
+
+def test_a_byte_that_moves_from_one_digest_to_the_next_is_found(house: House) -> None:
+    """All bytes in their order, and yet two keys that nobody knows: those people would begin anew."""
+    name, _ = with_keys(house)
+    digests = {row[2]: row[1] for row in house.rows("datapoint", name)}
+    joined = digests[0] + digests[1]
+    shorter, longer = joined[:19].hex(), joined[19:].hex()
+    with keys_changed(
+        house,
+        name,
+        f"UPDATE datapoint SET digest = decode('{shorter}', 'hex') WHERE {OF} AND ordinal = 0",
+        f"UPDATE datapoint SET digest = decode('{longer}', 'hex') WHERE {OF} AND ordinal = 1",
+    ):
+        assert "ordinals 0 to 19, of entry 2, do not have the keys that were registered" in problems(house, name)
+
+
+def test_the_erasure_of_a_key_leaves_the_evidence_and_no_trace_of_the_key(house: House) -> None:
+    name, address = with_keys(house)
+    for number in range(0, 20, 2):
+        house.officer.post(f"{address}/erase", {"key": f"p{number}"})
+    assert problems(house, name) == ""
+    log = house.auditor.ask("GET", f"/v1/populations/{name}/ledger/export").text
+    for key in ("p0", "p1"):
+        digest = datapoints.digest(house.parts.secrets.datapoints, name, key)
+        assert f'"{key}"' not in log
+        assert digest.hex() not in log
+
+
+def test_an_old_log_that_says_nothing_of_keys_is_compared_as_far_as_it_goes(house: House) -> None:
+    name = house.population()
+    secret = house.parts.secrets.datapoints
+
+    def as_before(operation: Decide) -> None:
+        def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
+            outcome = operation(book, at, connection)
+            bodies = [{key: value for key, value in body.items() if key != "keys"} for body in outcome.bodies]
+            return replace(outcome, bodies=bodies)
+
+        done = Operation(population=name, actor="somebody", decide=decide, uses_sql=True)
+        house.parts.writer.submit(done).result(30)
+
+    as_before(datapoints.register_digests([datapoints.digest(secret, name, f"p{n}") for n in range(5)]))
+    as_before(datapoints.register_count(5))
+    assert problems(house, name) == ""
+    for statements, said in (
+        ([f"DELETE FROM datapoint WHERE {OF} AND ordinal = 2"], "ordinals 0 to 4, of entry 2, were registered with 5"),
+        ([ADD.format(7)], "ordinals 5 to 9, of entry 3, were registered with 5 keys, and 1 are there"),
+        ([move(4, 9)], "ordinals 0 to 4, of entry 2, were registered with 5 keys, and 4 are there"),
+        ([ADD.format(10)], "from ordinal 10 on"),
+    ):
+        with keys_changed(house, name, *statements):
+            assert said in problems(house, name), statements
+    assert problems(house, name) == ""
+    house.officer.post(f"/v1/populations/{name}/datapoints", {"keys": ["new"]}, status=201)
+    assert problems(house, name) == ""
+
+
+def test_it_does_not_say_the_same_a_thousand_times(house: House) -> None:
+    name = house.population()
+    for number in range(30):
+        house.officer.post(f"/v1/populations/{name}/datapoints", {"keys": [f"k{number}"]}, status=201)
+    with keys_changed(house, name, f"DELETE FROM datapoint WHERE {OF}"):
+        found = house.auditor.post(f"/v1/populations/{name}/ledger/verify")["problems"]
+    assert len(found) == 20
+    assert "ordinals 0 to 0, of entry 2, were registered with 1 keys, and 0 are there" in found

@@ -24,7 +24,7 @@ from tests.service.harness import Caller, Local
 
 EXAMPLES = {"quick": 5, "default": 10, "full": 200}[PROFILE]
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-OPERATIONS = 41  # a route that is not documented would lower it
+OPERATIONS = 46  # a route that is not documented would lower it
 
 
 @pytest.mark.slow
@@ -111,6 +111,7 @@ def _cursor(document: object) -> str:
         pytest.param("DELETE", "/v1/keys/a%00b", b"", {}, id="a key with NUL"),
         pytest.param("GET", f"/v1/populations?cursor={_cursor({'after': chr(0)})}", b"", {}, id="after NUL"),
         pytest.param("GET", f"/v1/populations?cursor={_cursor({'after': {}})}", b"", {}, id="after an object"),
+        pytest.param("GET", f"/v1/keys?cursor={_cursor({'after': chr(0)})}", b"", {}, id="keys after NUL"),
         *(
             pytest.param("GET", f"{path}cursor={_cursor({'number': number})}", b"", {}, id=f"{path} after {number!r}")
             for path in ("/v1/releases?population=POPULATION&", "PATH/ledger?", "PATH/tasks?")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.pool import QueuePool
 
 from accountant.errors import InvalidInput
 from service import app, logs, serve
 from service.operations import datapoints, keys, releases
-from service.settings import Settings, from_environment
+from service.settings import LEAST, MOST, Settings, from_environment
 from service.store.database import Database
 from service.store.writer import Operation, Writer
 from service.sweeper import Sweeper
@@ -253,10 +255,29 @@ def test_settings_are_read_and_checked() -> None:
     assert from_environment({}) == Settings()
     found = from_environment({"STINT_PORT": "9000", "STINT_SWEEP_SECONDS": "0.5", "DATABASE_URL": "postgresql://x"})
     assert (found.port, found.sweep_seconds, found.database_url) == (9000, 0.5, "postgresql://x")
-    for variable, value in (("STINT_PORT", "http"), ("STINT_WRITERS", "0"), ("STINT_SWEEP_SECONDS", "nan")):
+    for variable, value in (
+        ("STINT_PORT", "http"), ("STINT_PORT", "99999"), ("STINT_WRITERS", "0"), ("STINT_SWEEP_SECONDS", "nan"),
+        ("STINT_STATEMENT_SECONDS", "inf"), ("STINT_STATEMENT_SECONDS", "nan"), ("STINT_HOLD_SECONDS", "999999999999"),
+        ("STINT_LOG_LEVEL", "foo"), ("STINT_LOG_LEVEL", "info"), ("STINT_CONNECTIONS", "5"),
+    ):  # fmt: skip
         with pytest.raises(InvalidInput) as refused:
             from_environment({variable: value})
         assert refused.value.argument == variable
+
+
+def test_every_number_has_a_least_and_a_most_and_its_default_is_between() -> None:
+    numbers = {each.name: each.default for each in fields(Settings) if isinstance(each.default, int | float)}
+    assert numbers.keys() == LEAST.keys() == MOST.keys()
+    assert all(LEAST[name] <= default <= MOST[name] < math.inf for name, default in numbers.items())
+
+
+def test_the_most_connections_are_the_most() -> None:
+    with pytest.raises(InvalidInput, match="STINT_CONNECTIONS: expected at least 18, 2 more than STINT_WRITERS"):
+        from_environment({"STINT_WRITERS": "16"})
+    found = from_environment({"STINT_WRITERS": "16", "STINT_CONNECTIONS": "18"})
+    opened = Database("postgresql://nowhere", found)
+    assert isinstance(opened.engine.pool, QueuePool)
+    assert opened.engine.pool.size() == 18
 
 
 def test_two_services_may_share_a_database(house: House) -> None:

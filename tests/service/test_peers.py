@@ -10,14 +10,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import permutations
 from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from accountant.streams.schedules import SlidingWindow
 from service import sweeper
+from service.operations import jobs
 from service.operations import keys as api_keys
 from service.store.writer import Answer, Operation, Writer
+from tests.service import work
 from tests.service.harness import Auditor, Caller, Local, fresh, in_process, local
 
 EVERYBODY = {"ranges": [[0, 10]]}
@@ -276,15 +279,15 @@ def test_no_audit_record_is_missing_after_a_failed_commit(
     name = call.population(count=10)
     body = {"population": name, "charges": [{"scope": EVERYBODY, "event": pure(0.4)}]}
     key = {"Idempotency-Key": fresh("crash")}
-    real = Connection.commit
+    real = psycopg.Connection.commit
 
-    def fail(connection: Connection) -> None:
+    def fail(connection: psycopg.Connection[Any]) -> None:
         if durable:
             real(connection)
-        raise OperationalError("COMMIT", {}, ConnectionError("the connection is gone"))
+        raise psycopg.OperationalError("the connection is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "commit", fail)
+        patch.setattr(psycopg.Connection, "commit", fail)
         assert call("POST", "/v1/releases", body, headers=key).status_code == 503
     assert call.reading(name, 0)["held"] == (0.4 if durable else 0.0)
     answer = call("POST", "/v1/releases", body, headers=key)
@@ -302,7 +305,7 @@ def test_no_audit_record_is_missing_after_a_failed_commit(
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Local]:
     """A service with a sweeper that looks often, and with fewer connections than threads."""
-    with local(sweeps=True, sweep_seconds=0.1, connections=2) as running:
+    with local(sweeps=True, sweep_seconds=0.1, connections=6) as running:
         yield running
 
 
@@ -322,6 +325,20 @@ def test_a_hold_whose_owner_fell_silent_is_spent(narrow: Local) -> None:
     assert (late["status"], late["artifact"]) == ("expired", {"sha256": "a" * 64})
     assert call.reading(name, 0)["spent"] == 0.4
     call.verify(name)
+
+
+def test_a_job_whose_worker_fell_silent_again_and_again_is_given_up(service: Local) -> None:
+    """By the sweeper, without any worker: each attempt's lease runs out, and at last the release is voided."""
+    call, parts = service.call, service.parts
+    name = call.population(count=60, epsilon=2.0, delta=1e-5)
+    job = call.ok("POST", "/v1/jobs", work.job(name, work.data(parts)))
+    for _ in range(parts.settings.attempts):
+        assert jobs.begin(parts.database, job["id"], worker="silent", lease_seconds=0) is not None
+        sweeper.rescue(parts)
+    found = call.ok("GET", f"/v1/jobs/{job['id']}")
+    assert (found["status"], found["error"]) == ("failed", "worker.lost")
+    assert call.ok("GET", f"/v1/releases/{job['release']['id']}")["status"] == "voided"
+    assert call.reading(name, 0)["held"] == 0.0
 
 
 def test_one_populations_trouble_leaves_no_other_hold_open(service: Local, monkeypatch: pytest.MonkeyPatch) -> None:

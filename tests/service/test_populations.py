@@ -8,6 +8,8 @@ import pytest
 from pyroaring import BitMap
 
 from accountant.book import bitmap_to
+from service.client import Stint
+from service.operations import populations
 from tests.service.fixtures_behaviour import House, pure
 
 pytest_plugins = ("tests.service.fixtures_behaviour",)
@@ -148,15 +150,41 @@ def test_frozen_and_closed(house: House) -> None:
     assert house.auditor.post(f"/v1/populations/{name}/ledger/verify")["ok"]
 
 
+def test_the_overlaps_of_a_task_come_in_pages(house: House) -> None:
+    tasks = f"/v1/populations/{house.population(200)}/tasks"
+    for number in range(populations.OVERLAPS_SHOWN + 2):
+        new = {"name": f"w{number}", "members": {"ranges": [[number, number + 50]]}}
+        one = house.pipeline.post(tasks, new, status=201)
+        assert len(one["overlaps"]) == min(number, 49)
+        assert one["overlaps_next"] is None
+    new = {"name": "all", "members": {"ranges": [[0, 200]]}}
+    made = house.pipeline.post(tasks, new, status=201)
+    expected = [{"task": f"w{number}", "datapoints": 50} for number in range(populations.OVERLAPS_SHOWN + 2)]
+    assert made["overlaps"] == expected[: populations.OVERLAPS_SHOWN]
+    shown = house.pipeline.get(f"{tasks}/all")
+    assert (shown["overlaps"], shown["overlaps_next"]) == (made["overlaps"], made["overlaps_next"])
+    rest = house.pipeline.get(f"{tasks}/all", cursor=shown["overlaps_next"])
+    assert shown["overlaps"] + rest["overlaps"] == expected
+    assert rest["overlaps_next"] is None
+    [listed] = [each for each in house.pipeline.get(tasks, limit=1000)["items"] if each["name"] == "all"]
+    assert (listed["overlaps"], listed["overlaps_next"]) == (made["overlaps"], made["overlaps_next"])
+    house.pipeline.get(f"{tasks}/all", limit=1001, status=422)
+    house.pipeline.get(f"{tasks}/all", cursor="nonsense", status=422)
+    with Stint(house.url, house.secrets["pipeline"]) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.client._PAGE", 7)
+        found = client.task(tasks.split("/")[3], "all")
+        assert (found["overlaps"], found["overlaps_next"]) == (expected, None)
+
+
 def test_tasks_from_ranges_bitmaps_and_arrivals(house: House) -> None:
     name = house.population(100)
     tasks = f"/v1/populations/{name}/tasks"
     first = house.pipeline.post(
         tasks,
-        {"name": "w1", "members": {"ranges": [[0, 10], [20, 30]]}, "parts": {"memory": {"ranges": [[0, 5]]}}},
+        {"name": "w1", "members": {"ranges": [[0, 10], [20, 30]]}, "parts": {"memory": {"ranges": [[0, 10]]}}},
         status=201,
     )
-    assert (first["members"], first["parts"], first["overlaps"]) == (20, {"memory": 5}, [])
+    assert (first["members"], first["parts"], first["overlaps"]) == (20, {"memory": 10}, [])
     arrived = house.pipeline.post(tasks, {"name": "w2", "members": {"next": 40}}, status=201)
     assert (arrived["members"], arrived["overlaps"]) == (40, [])
     bits = {"bitmap": bitmap_to(BitMap([0, 25, 31, 99]))}

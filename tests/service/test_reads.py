@@ -10,6 +10,7 @@ from sqlalchemy import text
 from service import sweeper
 from service.api.context import Parts
 from service.store.tables import metadata
+from tests.service import work
 from tests.service.harness import Caller, Local
 
 TABLES = tuple(table for table in metadata.tables if table != "api_key")  # a key remembers when it was last used
@@ -33,7 +34,7 @@ def checksums(parts: Parts) -> dict[str, str]:
 
 @pytest.fixture
 def furnished(call: Caller, parts: Parts) -> dict[str, Any]:
-    """A population with people, keys, tasks, releases in every state, and a checkpoint."""
+    """A population with people, keys, tasks, releases in every state, a job, and a checkpoint."""
     name = call.population(count=50, epsilon=1.0)
     call.ok("POST", f"/v1/populations/{name}/datapoints", {"keys": ["ada", "ben"]})
     call.ok(
@@ -53,9 +54,13 @@ def furnished(call: Caller, parts: Parts) -> dict[str, Any]:
     call.ok("POST", f"/v1/releases/{gone}/void", {"reason": "the job was stopped"})
     denied = call.propose(name, ({"ranges": [[0, 52]]}, {"kind": "pure_dp", "epsilon": 5.0}))
     assert denied["status"] == "denied"
+    job = call.ok("POST", "/v1/jobs", work.job(name, "/nowhere.npz", scope={"ranges": [[30, 50]]}))["id"]
     sweeper.checkpoint(parts)
     number = call.ok("GET", "/v1/checkpoints")["items"][-1]["number"]
-    return {"population": name, "release": made[1], "task": "t", "ordinal": 7, "name": "dp-sgd", "number": number}
+    return {
+        "population": name, "release": made[1], "task": "t", "ordinal": 7, "name": "dp-sgd", "number": number,
+        "job": job,
+    }  # fmt: skip
 
 
 def test_every_get_leaves_every_row_as_it_was(service: Local, furnished: dict[str, Any]) -> None:

@@ -398,6 +398,71 @@ def test_the_policy_says_which_proofs_it_accepts(house: House, monkeypatch: pyte
     assert house.pipeline.post("/v1/releases", {"population": open_minded, **asked}, status=201)["status"] == "held"
 
 
+TRAINING = {"noise_multiplier": 3.0, "sampling_probability": 0.01, "steps": 20_000, "clip_norm": 1.0}
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(
+    ("mechanism", "parameters", "changes"),
+    [
+        ("dp-sgd", TRAINING, {"noise": {"noise_multiplier"}, "steps": {"steps"}}),
+        ("dp-sgd", {**TRAINING, "steps": 2, "noise_multiplier": 0.3}, {"noise": {"noise_multiplier"}}),
+        ("label-release", {"epsilon": 0.9, "delta": 1e-9}, {"noise": {"epsilon"}}),
+        (
+            "label-release",
+            {"epsilon": 0.9, "delta": 1e-9, "labels_per_unit": 7},
+            {"noise": {"epsilon"}, "steps": {"epsilon", "delta", "labels_per_unit"}},
+        ),
+    ],
+)
+def test_the_parameters_that_are_advised_are_admitted_as_they_stand(
+    house: House, adjacency: str, mechanism: str, parameters: dict[str, Any], changes: dict[str, set[str]]
+) -> None:
+    name = house.population(100, adjacency=adjacency)
+    house.pipeline.commit(house.pipeline.hold(name, ({"ranges": [[0, 30]]}, pure(0.4))))
+    asked: dict[str, Any] = {"population": name, "scope": ALL, "mechanism": {"name": mechanism}}
+    asked["mechanism"]["parameters"] = parameters
+    denied = house.pipeline.post("/v1/releases", asked, status=201)
+    assert denied["status"] == "denied"
+    advice = {each["kind"]: each for each in denied["decision"]["advice"]}
+    assert set(changes) <= set(advice)
+    for kind, each in advice.items():
+        if kind == "trim":
+            assert each["parameters"] is None
+            continue
+        fitting = each["parameters"]
+        assert {field for field in fitting if fitting[field] != parameters.get(field)} == changes[kind]
+        assert all(f"{field} = {fitting[field]!r}" in each["message"] for field in changes[kind])
+        priced = house.pipeline.post(
+            f"/v1/mechanisms/{mechanism}/price", {"parameters": fitting, "adjacency": adjacency}
+        )
+        assert priced["events"] == each["events"], "what the parameters charge is what is advised"
+        again = {**asked, "mechanism": {"name": mechanism, "parameters": fitting}}
+        held = house.pipeline.post("/v1/releases", again, status=201)
+        assert (held["status"], held["decision"]["trimmed"]) == ("held", 0)
+        house.pipeline.post(f"/v1/releases/{held['id']}/void", {"reason": "it was to be seen"})
+    assert house.auditor.post(f"/v1/populations/{name}/ledger/verify")["ok"]
+
+
+def test_advice_on_charges_has_no_parameters(house: House) -> None:
+    denied = house.pipeline.propose(house.population(10), ({"ranges": [[0, 10]]}, pure(3.0)))
+    assert denied["decision"]["advice"]
+    assert [each["parameters"] for each in denied["decision"]["advice"]] == [None] * len(denied["decision"]["advice"])
+
+
+def test_parameters_that_something_else_forbids_are_not_advised(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = dataclasses.replace(catalog.CATALOG["dp-sgd"], proof_status="claimed", proof_note="A draft.")
+    monkeypatch.setattr(catalog, "CATALOG", MappingProxyType({**catalog.CATALOG, "dp-sgd": claimed}))
+    asked = {
+        "population": house.population(100),
+        "scope": ALL,
+        "mechanism": {"name": "dp-sgd", "parameters": {**TRAINING, "noise_multiplier": 0.5}},
+    }
+    denied = house.pipeline.post("/v1/releases", asked, status=201)
+    assert {reason["code"] for reason in denied["decision"]["reasons"]} == {"policy.proof_status", "budget.exceeded"}
+    assert all(each["parameters"] is None for each in denied["decision"]["advice"])
+
+
 def test_the_catalog_is_shown_and_prices(house: House) -> None:
     shown = {each["name"]: each for each in house.pipeline.get("/v1/mechanisms")["items"]}
     assert {"dp-sgd", "label-release", "sliding-window"} <= set(shown)

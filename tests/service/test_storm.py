@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import text
 
 from accountant import book as ledger_book
 from accountant.canonical import canonical
 from accountant.chain import Link
+from service.app import create_app, running
 from service.operations.evidence import cohort_rows
 from tests.service.harness import Local, Storm, exported, fresh, in_process, local, verified
 
@@ -33,10 +38,31 @@ def test_nothing_overspends_in_a_storm(seed: int, populations: int, requests: in
         asyncio.run(_storm(service, seed=seed, populations=populations, requests=requests))
 
 
-async def _storm(service: Local, *, seed: int, populations: int, requests: int) -> None:
+class _InTurn(httpx.AsyncBaseTransport):
+    """Every request goes to the next of several services."""
+
+    def __init__(self, *apps: FastAPI) -> None:
+        self._next = cycle([httpx.ASGITransport(app=app) for app in apps])
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await next(self._next).handle_async_request(request)
+
+
+def test_nothing_overspends_between_two_services() -> None:
+    """On one database, with books, writers and sweepers of their own; even retries go to the other one."""
+    with local(sweeps=True) as one:
+        url = one.parts.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with running(replace(one.parts.settings, database_url=url)) as parts:
+            both = _InTurn(one.app, create_app(parts))
+            asyncio.run(_storm(one, seed=4, populations=2, requests=300, transport=both))
+
+
+async def _storm(
+    service: Local, *, seed: int, populations: int, requests: int, transport: httpx.AsyncBaseTransport | None = None
+) -> None:
     names = [fresh("storm") for _ in range(populations)]
     storm = Storm(seed=seed, populations=names, size=60, collapses=populations > 1)
-    async with in_process(service.app, service.call.key) as client:
+    async with in_process(service.app, service.call.key, transport) as client:
         deadlocks = _deadlocks(service)
         await storm.prepare(client, epsilon=2.0)
         await storm.run(client, requests=requests, clients=CLIENTS, patience=0.05)

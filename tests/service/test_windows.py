@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from accountant.streams.schedules import SlidingWindow, Startup
-from tests.service.fixtures_behaviour import House
+from tests.service.fixtures_behaviour import House, pure
 
 pytest_plugins = ("tests.service.fixtures_behaviour",)
 
@@ -148,3 +148,36 @@ def test_a_step_that_was_voided_may_be_repeated(house: House) -> None:
         house.pipeline.post(f"/v1/releases/{held['id']}/void", {"reason": "the training crashed before an output"})
     house.pipeline.commit(house.pipeline.post("/v1/releases", proposal(name, 0), status=201)["id"])
     assert house.pipeline.post("/v1/releases", proposal(name, 0), status=201)["status"] == "denied"
+
+
+@pytest.mark.parametrize("noise", [{"epsilon": 0.5}, {"epsilon": None, "noise": "gaussian", "mu": 0.1}])
+def test_a_first_step_that_somebody_cannot_afford_is_advised_a_smaller_life(
+    house: House, noise: dict[str, Any]
+) -> None:
+    name = house.population(size("full", STEPS), epsilon=1.0)
+    house.officer.commit(house.officer.hold(name, ({"ranges": [[0, 4]]}, pure(0.98))))
+    asked = proposal(name, 0, **noise)
+    parameters = asked["mechanism"]["parameters"]
+    if parameters["epsilon"] is None:
+        del parameters["epsilon"]
+    denied = house.pipeline.post("/v1/releases", asked, status=201)
+    assert {reason["code"] for reason in denied["decision"]["reasons"]} == {"budget.exceeded"}
+    [advice] = [each for each in denied["decision"]["advice"] if each["kind"] == "noise"]
+    budget = "mu" if "mu" in parameters else "epsilon"
+    assert 0 < advice["parameters"][budget] < parameters[budget]
+    assert {**advice["parameters"], budget: None} == {**parameters, budget: None}
+    asked["mechanism"]["parameters"] = advice["parameters"]
+    priced = house.pipeline.post("/v1/mechanisms/sliding-window/price", {"parameters": advice["parameters"]})
+    assert priced["events"] == advice["events"]
+    assert house.pipeline.post("/v1/releases", asked, status=201)["status"] == "held"
+
+
+def test_a_later_step_is_advised_no_other_stream(house: House) -> None:
+    """With other noise it would lean on models that nobody was charged for."""
+    name = house.population(size("full", STEPS), epsilon=1.0)
+    assert house.pipeline.post("/v1/releases", proposal(name, 0), status=201)["status"] == "held"
+    house.officer.hold(name, ({"ranges": [[21, 24]]}, pure(0.95)))
+    denied = house.pipeline.post("/v1/releases", proposal(name, 1), status=201)
+    assert denied["status"] == "denied"
+    assert denied["decision"]["advice"]
+    assert all(each["parameters"] is None for each in denied["decision"]["advice"])

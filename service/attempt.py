@@ -1,0 +1,202 @@
+"""One attempt at a job, in a process of its own: `python -m service.attempt FD`. The only process with private rows.
+
+Standard input brings the document, then answers to its questions; when that ends, so does this process. What it reports
+to FD is how far it is, which keys it wants looked up, and at the end a code. An exception's text may hold what it was
+computed from, so it goes to standard error, which the worker keeps to itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from accountant.book import bitmap_from
+from accountant.engines import ENGINES
+from accountant.errors import AccountantError
+from accountant.events import Composed, counted, event_from_json
+from trainers import artifacts
+from trainers.backbones import Backbone, BackboneProblem, configured
+from trainers.catalog import Mechanism
+from trainers.catalog import mechanism as find_mechanism
+from trainers.catalog.parameters import read
+from trainers.data import DataProblem, open_data
+from trainers.noise import Noise
+from trainers.ports import Run
+
+_REPORT_SECONDS: Final = 0.1
+_KEYS_AT_ONCE: Final = 5_000
+_ORPHANED: Final = 75
+_MOST_LEAVES, _MOST_KINDS = 100_000, 20
+
+
+class InputMissing(Exception):
+    """A release that the recipe builds on is not here as it was committed."""
+
+
+class Line:
+    """The two pipes to the worker."""
+
+    def __init__(self, answers: IO[bytes], reports: IO[bytes]) -> None:
+        self._answers, self._reports = answers, reports
+        self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._last = 0.0
+        threading.Thread(target=self._hear, name="line", daemon=True).start()
+
+    def _hear(self) -> None:
+        while line := self._answers.readline():
+            self._told.put(json.loads(line))
+        os._exit(_ORPHANED)  # the worker is gone: nobody could commit what this makes
+
+    def told(self) -> Any:
+        """The next document from the worker."""
+        return self._told.get()
+
+    def report(self, document: Mapping[str, Any]) -> None:
+        """A line to the worker."""
+        self._reports.write(json.dumps(document).encode() + b"\n")
+        self._reports.flush()
+
+    def progress(self, done: int, of: int) -> None:
+        """How far it is; not more often than anybody looks."""
+        now = time.monotonic()
+        if done >= of or now - self._last >= _REPORT_SECONDS:
+            self._last = now
+            self.report({"step": [int(done), int(of)]})
+
+    def ordinals_of(self, keys: Sequence[str]) -> NDArray[np.int64]:
+        """Whose these keys are, by the worker's knowledge."""
+        found: list[int] = []
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            self.report({"keys": list(keys[start : start + _KEYS_AT_ONCE])})
+            found += self.told()
+        return np.array(found, dtype=np.int64)
+
+
+def main(descriptor: int) -> None:
+    """Run what standard input says, and report how it ended."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the rows
+    os.umask(0o077)
+    line = Line(sys.stdin.buffer, os.fdopen(descriptor, "wb"))
+    try:
+        make(line.told(), progress=line.progress, ordinals_of=line.ordinals_of)
+        error = ""
+    except Exception as problem:  # noqa: BLE001 - whatever it is, its code is all that leaves
+        traceback.print_exc()
+        error = code_of(problem)
+    sys.stderr.flush()
+    line.report({"ended": error})
+    os._exit(0)  # the thread that listens cannot be woken, and there is nothing left to put away
+
+
+def code_of(problem: BaseException) -> str:
+    """What may be said of a failure."""
+    match problem:
+        case DataProblem() | BackboneProblem():
+            return str(problem.code)
+        case InputMissing():
+            return "input.missing"
+        case MemoryError() | torch.OutOfMemoryError():
+            return "memory"
+        case RuntimeError() if "can't allocate memory" in str(problem):
+            return "memory"
+        case AccountantError():
+            return "recipe.invalid"
+        case _:
+            return "internal"
+
+
+def make(
+    document: Mapping[str, Any],
+    *,
+    progress: Callable[[int, int], None],
+    ordinals_of: Callable[[Sequence[str]], NDArray[np.int64]],
+) -> artifacts.Artifact:
+    """Read the admitted rows, run the mechanism, and stage what it makes."""
+    mechanism = find_mechanism(document["mechanism"])
+    parameters = read("parameters", mechanism.parameters, document["parameters"])
+    assert mechanism.module is not None, f"{mechanism.name} has no module"
+    inputs = {}
+    for name, known in document["inputs"].items():
+        try:
+            inputs[name] = artifacts.read(Path(known["path"]), release=known["release"], sha256=known["sha256"])
+        except AccountantError:
+            raise InputMissing(known["release"]) from None
+    data = open_data(document["data"], allowed=document["allowed"], ordinals_of=ordinals_of)
+    rows = [
+        data.rows(proposed=BitMap(bitmap_from(charge["proposed"])), admitted=BitMap(bitmap_from(charge["admitted"])))
+        for charge in document["charges"]
+    ]
+    seed = document["seed"]
+    noise = Noise.fresh() if seed is None else Noise.repeatable(seed)
+    run = Run(
+        parameters=parameters,
+        recipe=mechanism.cooked(document["recipe"]),
+        adjacency=document["adjacency"],
+        rows=rows,
+        noise=noise,
+        inputs=inputs,
+        backbones=_backbones(document),
+        device=document["device"],
+        progress=progress,
+    )
+    made = importlib.import_module(mechanism.module).run(run)
+    return artifacts.write(
+        Path(document["folder"]), made, card(document, mechanism, parameters), releasable=noise.releasable
+    )
+
+
+def _backbones(document: Mapping[str, Any]) -> Mapping[str, Backbone]:
+    """Those of the worker's configuration; none is loaded before a mechanism asks for it."""
+    if document["backbones"] is None:
+        return {}
+    return configured(Path(document["backbones"]), cache=Path(document["cache"]), device=document["device"])
+
+
+def card(document: Mapping[str, Any], mechanism: Mechanism, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model card says: of public things alone."""
+    return {
+        "release": document["release"],
+        "population": document["population"],
+        "unit": document["unit"],
+        "adjacency": document["adjacency"],
+        "mechanism": {"name": mechanism.name, "title": mechanism.title, "parameters": dict(parameters)},
+        "recipe": document["recipe"],
+        "paper": mechanism.paper,
+        "proof_status": mechanism.proof_status,
+        "proof_note": mechanism.proof_note,
+        "events": [charge["event"] for charge in document["charges"]],
+        "guarantee": _guarantee(document),
+        "promise": document["promise"],
+    }
+
+
+def _guarantee(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The least ε that an engine proves of this release by itself, at the δ of the promise."""
+    delta = document["promise"]["delta"]
+    event = Composed(events=tuple(event_from_json(charge["event"]) for charge in document["charges"]))
+    found: dict[str, float] = {}
+    if delta > 0 and event.shape.leaves <= _MOST_LEAVES and len(counted(event)) <= _MOST_KINDS:
+        found = {name: engine(event, delta, document["adjacency"]).upper for name, engine in ENGINES.items()}
+    best = min(found, key=lambda name: found[name], default=None)
+    if best is None or found[best] == float("inf"):
+        return {"bound": "upper", "epsilon_upper": None, "delta": delta, "engine": None}
+    return {"bound": "upper", "epsilon_upper": found[best], "delta": delta, "engine": best}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

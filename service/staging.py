@@ -1,0 +1,134 @@
+"""Where workers keep what they make: in private until its release is committed, then in a folder of the release.
+
+A staged folder has the name of its job and the number of its attempt. Only the transaction that commits decides which
+of them is published; the rename comes after it, and whoever finds a committed job whose folder is still staged makes up
+for it. All other staged folders of attempts that are not current any more are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import text
+
+if TYPE_CHECKING:
+    from service.store.database import Database
+
+MODEL: Final = "model.safetensors"
+_PIECE: Final = 1 << 20
+_MOST_HEADER: Final = 100 << 20  # of a safetensors file, by its own rules
+_NAMED: Final = re.compile(r"(job_[0-9A-Z]{26})\.([0-9]{1,9})")
+_LOG_SECONDS: Final = 7 * 86_400
+_JOBS = text("SELECT id, status, attempt, release, artifact_sha256 FROM job WHERE id = ANY(:ids)")
+
+
+class Unreleasable(Exception):
+    """What was made says of itself that it must not be released, or says nothing."""
+
+
+class Staging:
+    """The artifacts folder of a worker."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._staged, self._logs = self.root / ".staged", self.root / ".logs"
+        self.root.mkdir(parents=True, exist_ok=True)
+        for private in (self._staged, self._logs):
+            private.mkdir(mode=0o700, exist_ok=True)
+            private.chmod(0o700)
+
+    def folder(self, job: str, token: int) -> Path:
+        """A fresh private folder for an attempt."""
+        made = self._staged / f"{job}.{token}"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(mode=0o700)
+        return made
+
+    def log(self, job: str, token: int) -> Path:
+        """Where an attempt's own words go. They may hold anything, and never leave the worker."""
+        return self._logs / f"{job}.{token}"
+
+    def published(self, release: str) -> Path:
+        """The file of a release that was committed."""
+        return self.root / release / MODEL
+
+    @staticmethod
+    def uri(release: str) -> str:
+        """What the ledger calls it: where it lies within the artifacts folder, wherever that is."""
+        return f"stint:artifacts/{release}/{MODEL}"
+
+    def discard(self, job: str, token: int) -> None:
+        """Nothing of this attempt is wanted."""
+        shutil.rmtree(self._staged / f"{job}.{token}", ignore_errors=True)
+
+    def measured(self, job: str, token: int) -> dict[str, Any]:
+        """Digest and size of what an attempt made, as this process finds it: or `Unreleasable`."""
+        path = self._staged / f"{job}.{token}" / MODEL
+        digest, size = hashlib.sha256(), 0
+        with path.open("rb") as file:
+            if not _is_releasable(file.read(8), file):
+                raise Unreleasable
+            file.seek(0)
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                size += len(piece)
+        return {"sha256": digest.hexdigest(), "bytes": size}
+
+    def publish(self, job: str, token: int, release: str) -> None:
+        """Show what was committed; done twice it changes nothing."""
+        staged, target = self._staged / f"{job}.{token}", self.root / release
+        with suppress(FileNotFoundError):  # another worker was quicker
+            for path in staged.iterdir():
+                path.chmod(0o644)
+            staged.chmod(0o755)
+            staged.rename(target)
+            _sync(self.root)
+
+    def tidy(self, database: Database) -> None:
+        """Publish what is committed and still staged, and remove what nobody can commit any more."""
+        found = {(match[1], int(match[2])) for path in self._staged.iterdir() if (match := _NAMED.fullmatch(path.name))}
+        if found:
+            with database.transaction() as connection:
+                rows = connection.execute(_JOBS, {"ids": sorted({job for job, _ in found})}).all()
+            known = {row.id: row for row in rows}
+            for job, token in sorted(found):
+                row = known.get(job)
+                if row is None:
+                    continue  # of another installation that shares the folder
+                if row.status == "committed" and row.attempt == token:
+                    with suppress(FileNotFoundError, Unreleasable):
+                        if self.measured(job, token)["sha256"] == row.artifact_sha256:
+                            self.publish(job, token, row.release)
+                elif row.attempt != token or row.status != "running":
+                    self.discard(job, token)
+        for path in self._logs.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - _LOG_SECONDS:
+                    path.unlink()
+
+
+def _is_releasable(length: bytes, file: Any) -> bool:
+    """What the header of a safetensors file says: eight bytes of length, then JSON."""
+    size = int.from_bytes(length, "little")
+    if len(length) < 8 or size > _MOST_HEADER:
+        return False
+    try:
+        return bool(json.loads(file.read(size))["__metadata__"]["releasable"] == "true")
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

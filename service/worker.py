@@ -1,0 +1,322 @@
+"""The worker: takes jobs from the queue, has each attempt run elsewhere, and commits what the current one made.
+
+It speaks to the ledger as the service does, with books and a writer of its own, and imports no torch: what trains is a
+child process, so nothing that a mechanism does keeps this one from renewing its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from sqlalchemy.exc import SQLAlchemyError
+
+from accountant.book import bitmap_to
+from accountant.errors import InvalidInput
+from service.api.jobs import named_releases
+from service.api.releases import body_of, owner_of
+from service.app import running
+from service.errors import Problem
+from service.operations import datapoints, jobs, releases
+from service.placement import Attempt, ChildProcess, Outcome, Placement
+from service.staging import Staging, Unreleasable
+from service.store import tickets
+from service.store.database import ROLE
+from service.store.writer import Operation
+from service.sweeper import rescue
+from trainers.catalog import mechanism as find_mechanism
+
+if TYPE_CHECKING:
+    from service.api.context import Parts
+    from service.operations.jobs import Begun
+    from service.settings import Settings
+    from service.store.writer import Decide
+
+_log = logging.getLogger(__name__)
+_TICK_SECONDS: Final = 1.0
+_WAIT_SECONDS: Final = 60
+_TIDY_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a worker takes, and what it may read."""
+
+    device: str = "cpu"
+    queue: str = "default"
+    allowed: Sequence[str] = ()
+    once: bool = False
+    leashed: bool = False  # it ends when its standard input does
+    seed: int | None = None  # of a test: what is made then can never be committed
+
+
+def work(settings: Settings, options: Options, *, say: Callable[[str], None]) -> None:
+    """Work until SIGINT or SIGTERM; with `once`, until there is nothing left to do."""
+    few = replace(settings, writers=1, connections=6)
+    with running(few, sweeps=False) as parts:
+        asyncio.run(Worker(parts, options, ChildProcess(), say=say).run())
+
+
+class Worker:
+    """One job at a time."""
+
+    def __init__(self, parts: Parts, options: Options, placement: Placement, *, say: Callable[[str], None]) -> None:
+        self._parts, self._options, self._placement, self._say = parts, options, placement, say
+        self._staging = Staging(parts.settings.artifacts_folder)
+        self._lease = parts.settings.lease_seconds
+        self._tick = min(_TICK_SECONDS, self._lease / 5)
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+
+    async def run(self) -> None:
+        """Take tickets as they come."""
+        await asyncio.to_thread(self._tidy)
+        app = tickets.app(self._parts.database.url, role=ROLE)
+        app.task(name=tickets.TASK)(self.attempt)
+        chores = [asyncio.create_task(self._keep_tidy())]
+        if self._options.leashed:
+            chores.append(asyncio.create_task(_stop_at_end_of_input()))
+        try:
+            async with app.open_async():
+                if not self._options.leashed:
+                    self._say(f"Waiting for jobs on queue {self._options.queue!r} for {self._options.device}.")
+                await app.run_worker_async(
+                    queues=tickets.queue_names(self._options.queue, self._options.device),
+                    name=self.name,
+                    wait=not self._options.once,
+                    delete_jobs="always",
+                    shutdown_graceful_timeout=0.0,
+                    fetch_job_polling_interval=min(5.0, self._lease),
+                    update_heartbeat_interval=self._lease / 3,
+                    stalled_worker_timeout=self._lease,
+                )
+        finally:
+            for chore in chores:
+                chore.cancel()
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            await asyncio.sleep(min(_TIDY_SECONDS, self._lease))
+            await asyncio.to_thread(self._tidy)
+
+    def _tidy(self) -> None:
+        """Make up for what was left undone, by this worker's forerunners or by others."""
+        try:
+            rescue(self._parts)
+            self._staging.tidy(self._parts.database)
+        except (SQLAlchemyError, psycopg.Error, Problem, TimeoutError, OSError):
+            _log.warning("tidying failed and will be repeated", exc_info=True)
+
+    # ------------------------------------------------------------ one job
+
+    async def attempt(self, job: str) -> None:
+        """One attempt at a job, from its token to its end; nothing is raised for what may happen to anybody."""
+        try:
+            begun = await asyncio.to_thread(
+                jobs.begin, self._parts.database, job, worker=self.name, lease_seconds=self._lease
+            )
+        except SQLAlchemyError:
+            _log.warning("job %s could not be begun", job, exc_info=True)
+            return  # its ticket is gone, and the sweeper writes another
+        if begun is None:
+            return
+        try:
+            outcome = await self._watched(begun)
+        except Exception:  # noqa: BLE001 - a fault of this process: the job must not wait for its lease to run out
+            _log.exception("attempt %s of %s could not be watched", begun.token, begun.job)
+            outcome = Outcome(error="internal")
+        except asyncio.CancelledError:  # told to stop
+            self._staging.discard(begun.job, begun.token)
+            await asyncio.to_thread(self._decide, begun, jobs.stand_down(job=begun.job, token=begun.token))
+            self._say(f"{begun.job}: stopped; it waits for another worker.")
+            raise
+        if outcome is not None:
+            await asyncio.to_thread(self._settle, begun, outcome)
+
+    async def _watched(self, begun: Begun) -> Outcome | None:
+        """How the attempt ended; None if it is not the current one any more, and nobody wants to know."""
+        bar = _Bar(begun, self._say)
+        attempt = await asyncio.to_thread(self._prepared, begun, bar)
+        if attempt is None:
+            return Outcome(error="input.missing")
+        running = asyncio.create_task(self._placement.run(attempt))
+        ends = time.monotonic() + self._parts.settings.job_seconds
+        try:
+            while True:
+                await asyncio.wait({running}, timeout=self._tick)
+                bar.show()
+                if not await asyncio.to_thread(self._renewed, begun, bar):
+                    self._say(f"{begun.job}: attempt {begun.token} was cancelled, or taken over.")
+                    self._staging.discard(begun.job, begun.token)
+                    return None
+                if running.done():
+                    return running.result()
+                if time.monotonic() > ends:
+                    return Outcome(error="timeout")
+        finally:
+            bar.end()
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    def _prepared(self, begun: Begun, bar: _Bar) -> Attempt | None:
+        """Everything that the attempt needs to know; None if what it builds on is not to be had."""
+        parts = self._parts
+        body = body_of(parts, begun.release)
+        mechanism = find_mechanism(begun.mechanism)
+        inputs: dict[str, Mapping[str, Any]] = {}
+        for name, release in named_releases(mechanism, begun.recipe):
+            with parts.books.read(owner_of(parts, release)) as book:
+                artifact = book.releases[release].artifact
+            path = self._staging.published(release)
+            if artifact is None or not path.exists():
+                return None
+            inputs[name] = {"release": release, "path": str(path), "sha256": artifact["sha256"]}
+        with parts.books.read(begun.population) as book:
+            charges = [
+                {**charge, "admitted": charge["bitmap"], "proposed": bitmap_to(book.scope(asked["scope"])[0])}
+                for charge, asked in zip(releases.members(book, body), body["charges"], strict=True)
+            ]
+            promise = {"epsilon": book.promise.epsilon, "delta": book.promise.delta}
+            unit, adjacency = book.unit, book.adjacency
+        document = {
+            "job": begun.job, "release": begun.release, "population": begun.population, "unit": unit,
+            "adjacency": adjacency, "promise": promise, "mechanism": begun.mechanism, "parameters": begun.parameters,
+            "recipe": begun.recipe, "data": begun.data, "allowed": list(self._options.allowed),
+            "backbones": str(Path(parts.settings.backbones).resolve()) if parts.settings.backbones else None,
+            "cache": str((parts.settings.data / "features").resolve()),
+            "device": self._options.device, "charges": charges, "inputs": inputs, "seed": self._options.seed,
+            "folder": str(self._staging.folder(begun.job, begun.token)),
+        }  # fmt: skip
+
+        async def ordinals_of(keys: Sequence[str]) -> list[int]:
+            return await asyncio.to_thread(self._ordinals, begun.population, keys)
+
+        return Attempt(
+            document=document,
+            log=self._staging.log(begun.job, begun.token),
+            progress=bar.moved,
+            ordinals_of=ordinals_of,
+        )
+
+    def _ordinals(self, population: str, keys: Sequence[str]) -> list[int]:
+        """The ordinal of each key, −1 for one that nobody has, or has any more."""
+        secret = self._parts.secrets.datapoints
+        digests: list[bytes | None] = []
+        for key in keys:
+            try:
+                digests.append(datapoints.digest(secret, population, key))
+            except InvalidInput:  # what cannot be a key is nobody's
+                digests.append(None)
+        known = datapoints.known(self._parts.database, population, [each for each in digests if each is not None])
+        return [-1 if each is None else known.get(each, -1) for each in digests]
+
+    def _renewed(self, begun: Begun, bar: _Bar) -> bool:
+        try:
+            return jobs.renew(
+                self._parts.database,
+                begun.job,
+                begun.token,
+                lease_seconds=self._lease,
+                step=bar.step,
+                steps=bar.steps,
+            )
+        except SQLAlchemyError:  # without the database nothing can be committed either; it may come back
+            _log.warning("the lease of %s could not be renewed", begun.job)
+            return True
+
+    def _settle(self, begun: Begun, outcome: Outcome) -> None:
+        """Commit and publish, or say why not."""
+        job, token, error = begun.job, begun.token, outcome.error
+        if error is None:
+            try:
+                artifact = self._staging.measured(job, token) | {"uri": self._staging.uri(begun.release)}
+            except Unreleasable:
+                error = "unreleasable"
+            except OSError:
+                error = "internal"
+            else:
+                became = self._decide(begun, jobs.commit(job=job, token=token, artifact=artifact))
+                if became == "failed":
+                    self._staging.discard(job, token)
+                    self._say(f"{job}: given up, since its population was frozen or closed.")
+                elif became is not None:
+                    self._staging.publish(job, token, begun.release)
+                    self._say(f"{job}: committed as {begun.release}.")
+                return
+        self._staging.discard(job, token)
+        if self._decide(begun, jobs.fail(job=job, token=token, error=error)):
+            self._say(
+                f"{job}: attempt {token} failed: {error}. The worker's own log is {self._staging.log(job, token)}."
+            )
+
+    def _decide(self, begun: Begun, decide: Decide) -> str | None:
+        """What became of the job; None if nothing did. If that is not known, tidying finds out later from its row."""
+        operation = Operation(population=begun.population, actor=jobs.WORKER, decide=decide, uses_sql=True)
+        try:
+            return str(self._parts.writer.submit(operation).result(_WAIT_SECONDS).document["status"])
+        except Problem as problem:
+            self._say(f"{begun.job}: {problem}")
+            self._staging.discard(begun.job, begun.token)
+            return None
+        except (SQLAlchemyError, psycopg.Error, TimeoutError):
+            _log.warning("what became of attempt %s of %s is not known yet", begun.token, begun.job, exc_info=True)
+            return None
+
+
+class _Bar:
+    """How far an attempt is: for the job's row, and as a line on a terminal."""
+
+    def __init__(self, begun: Begun, say: Callable[[str], None]) -> None:
+        self._begun, self._started = begun, time.monotonic()
+        self._shown = sys.stderr.isatty()
+        self.step, self.steps = 0, 0
+        say(f"{begun.job}: attempt {begun.token} at {begun.mechanism} on {begun.population}.")
+
+    def moved(self, step: int, steps: int) -> None:
+        self.step, self.steps = step, steps
+
+    def show(self) -> None:
+        """One line that is written over again and again; on no terminal, nothing."""
+        if not self._shown:
+            return
+        done = self.step / self.steps if self.steps else 0.0
+        taken = time.monotonic() - self._started
+        left = f"{taken / done - taken:.0f} s left" if done else "starting"
+        epsilon = "" if self._begun.epsilon is None else f", ε ≤ {self._begun.epsilon:.4g}"
+        bar = "#" * round(20 * done)
+        line = f"{self._begun.job} [{bar:<20}] {self.step:,}/{self.steps:,}{epsilon}, {left}"
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+async def _stop_at_end_of_input() -> None:
+    """Whoever holds the other end of standard input is gone: stop as if by a signal."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        with suppress(RuntimeError):  # the loop may be gone before
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=wait, name="leash", daemon=True).start()
+    await ended.wait()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,94 @@
+"""Python imports this at its start if its folder is in PYTHONPATH: it plants what the words of PLANTED say.
+
+crash           a mechanism fails with its first row in the text of the exception, and says it aloud as well
+gate=FILE       a mechanism waits after its first step until the file is there
+die=commit      the worker kills itself (-9) when it would commit; die=publish: when it has committed
+pause=commit    the worker stops itself when it would commit, until somebody wakes it
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PLANTED = dict(word.partition("=")[::2] for word in os.environ.get("PLANTED", "").split())
+
+
+def _in_mechanism(module: Any) -> None:
+    run = module.run
+
+    def planted(given: Any) -> Any:
+        if "crash" in PLANTED:
+            sys.stdout.write(f"aloud {given.rows[0].x[0].tolist()}")
+            raise RuntimeError(f"near {given.rows[0].x[0].tolist()} of {given.rows[0].y[0]}")
+
+        def progress(done: int, of: int) -> None:
+            given.progress(done, of)
+            while "gate" in PLANTED and done == 1 and not Path(PLANTED["gate"]).exists():
+                time.sleep(0.01)
+
+        return run(replace(given, progress=progress))
+
+    module.run = planted
+
+
+def _in_worker(module: Any) -> None:
+    def fall(number: int) -> Callable[..., Any]:
+        def fallen(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), number)
+
+        return fallen
+
+    def before(function: Callable[..., Any], strike: Callable[..., Any]) -> Callable[..., Any]:
+        def struck(*arguments: Any, **named: Any) -> Any:
+            strike()
+            return function(*arguments, **named)
+
+        return struck
+
+    match PLANTED:
+        case {"die": "commit"}:
+            module.jobs.commit = before(module.jobs.commit, fall(signal.SIGKILL))
+        case {"pause": "commit"}:
+            module.jobs.commit = before(module.jobs.commit, fall(signal.SIGSTOP))
+        case {"die": "publish"}:
+            module.Staging.publish = fall(signal.SIGKILL)
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, plant: Callable[[Any], None]) -> None:
+        self._loader, self._plant = loader, plant
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._plant(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        plant = {"trainers.mechanisms.dp_sgd": _in_mechanism, "service.worker": _in_worker}.get(fullname)
+        if plant is None:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert found is not None
+        assert found.loader is not None
+        found.loader = _Loader(found.loader, plant)
+        return found
+
+
+if PLANTED:
+    sys.meta_path.insert(0, _Finder())

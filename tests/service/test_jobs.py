@@ -1,0 +1,343 @@
+"""Jobs over HTTP, and the decisions that attempts meet. No worker runs here: see test_worker.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from procrastinate.schema import SchemaManager
+from sqlalchemy import text
+
+from service.api.context import Parts
+from service.errors import Problem
+from service.operations import jobs, keys
+from service.store import tickets
+from service.store.writer import Decide, Operation
+from service.sweeper import rescue, sweep
+from tests.service.harness import ROOT, Caller, Local, fresh, in_process
+from tests.service.work import job, statuses
+from trainers.catalog import CATALOG
+
+ARTIFACT = {"sha256": "a" * 64, "bytes": 1, "uri": "stint:artifacts/x"}
+
+
+@pytest.fixture
+def population(call: Caller) -> str:
+    return call.population(count=60, epsilon=2.0, delta=1e-5)
+
+
+def submit(call: Caller, population: str, **more: Any) -> str:
+    made = call.ok("POST", "/v1/jobs", job(population, "/data/rows.npz", **more))
+    assert made["status"] == "queued", made["release"]["decision"]
+    return str(made["id"])
+
+
+def decided(parts: Parts, population: str, decide: Decide) -> dict[str, Any]:
+    operation = Operation(population=population, actor=jobs.WORKER, decide=decide, uses_sql=True)
+    return parts.writer.submit(operation).result(30).document
+
+
+def begun(parts: Parts, identity: str, *, lease: float = 60.0) -> int:
+    found = jobs.begin(parts.database, identity, worker="tester", lease_seconds=lease)
+    assert found is not None
+    return found.token
+
+
+def waiting(parts: Parts, identity: str) -> list[tuple[int, str]]:
+    """The tickets of a job, with the state that they are in."""
+    with parts.database.transaction() as connection:
+        rows = connection.execute(
+            text("SELECT id, CAST(status AS text) FROM procrastinate_jobs WHERE args->>'job' = :job ORDER BY id"),
+            {"job": identity},
+        )
+        return [(row[0], row[1]) for row in rows]
+
+
+def as_role(service: Local, *roles: str) -> Caller:
+    secret = keys.create(service.parts.database, name="somebody", roles=roles)["secret"]
+    other = Caller.__new__(Caller)
+    other.__dict__ = {**service.call.__dict__, "key": secret, "client": in_process(service.app, secret)}
+    return other
+
+
+# ---------------------------------------------------------------- submitting
+
+
+def test_hold_job_and_ticket_are_there_together(call: Caller, parts: Parts, population: str) -> None:
+    made = call.ok("POST", "/v1/jobs", job(population, "/data/rows.npz"))
+    release = call.ok("GET", f"/v1/releases/{made['release']['id']}")
+    assert (release["status"], release["expires_at"]) == ("held", None)
+    found = call.ok("GET", f"/v1/jobs/{made['id']}")
+    assert found["release"] == release["id"]
+    assert found["recipe"]["momentum"] == 0.9  # with defaults
+    assert found["epsilon"]["after"] == made["release"]["decision"]["epsilon"]["after"]
+    assert [state for _, state in waiting(parts, made["id"])] == ["todo"]
+    assert sweep(parts) == 0  # it lives by its job's lease
+    call.verify(population)
+
+
+def test_a_denied_release_is_recorded_and_makes_no_job(call: Caller, population: str) -> None:
+    new = job(population, "/data/rows.npz")
+    new["mechanism"]["parameters"]["noise_multiplier"] = 0.1
+    made = call.ok("POST", "/v1/jobs", new)
+    assert (made["id"], made["status"], made["release"]["status"]) == (None, "denied", "denied")
+    assert call.ok("GET", f"/v1/releases/{made['release']['id']}")["status"] == "denied"
+    assert call.ok("GET", f"/v1/jobs?population={population}")["items"] == []
+    call.verify(population)
+
+
+def test_a_job_submitted_twice_under_one_key_is_one_job(call: Caller, parts: Parts, population: str) -> None:
+    new, headers = job(population, "/data/rows.npz"), {"Idempotency-Key": population}
+    first, second = (call("POST", "/v1/jobs", new, headers=headers) for _ in range(2))
+    assert first.json() == second.json()
+    assert second.headers["Idempotent-Replayed"] == "true"
+    assert len(call.ok("GET", f"/v1/jobs?population={population}")["items"]) == 1
+    assert len(waiting(parts, first.json()["id"])) == 1
+    new["queue"] = "other"
+    assert call("POST", "/v1/jobs", new, headers=headers).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"recipe": {"model": "linear"}}, "recipe"),
+        ({"recipe": {"no": 1}}, "recipe"),
+        ({"data": {"uri": "/x.npz"}}, "data"),
+        ({"data": {"uri": "\ud800.npz", "x": "x"}}, ""),
+        ({"queue": "A"}, "queue"),
+        ({"queue": "q" * 25}, "queue"),
+        ({"device": "tpu"}, "device"),
+        ({"hold_seconds": 5}, "hold_seconds"),
+        ({"mechanism": {"name": "dp-sgd", "parameters": {}}}, ""),
+        ({"mechanism": {"name": "nothing", "parameters": {}}}, "mechanism"),
+        ({"task": "t", "scope": {"ranges": [[0, 60]]}}, "scope"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_job_is_422_and_writes_nothing(
+    call: Caller, population: str, change: dict[str, Any], field: str
+) -> None:
+    new = json.dumps(job(population, "/data/rows.npz", **change)).encode()
+    answer = call("POST", "/v1/jobs", content=new, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert answer.json().get("field", "").startswith(field)
+    assert call.ok("GET", f"/v1/releases?population={population}")["items"] == []
+
+
+def test_a_mechanism_that_no_worker_runs_is_no_job(call: Caller, population: str) -> None:
+    paper_only = [each.name for each in CATALOG.values() if each.module is None]
+    for name in paper_only:
+        answer = call("POST", "/v1/jobs", job(population, "/x.npz", mechanism={"name": name, "parameters": {}}))
+        assert answer.status_code == 422
+        assert "no worker" in answer.json()["detail"]
+    shown = {each["name"]: each for each in call.ok("GET", "/v1/mechanisms")["items"]}
+    assert [name for name, each in shown.items() if not each["is_run_by_workers"]] == paper_only
+    assert "learning_rate" in shown["dp-sgd"]["recipe"]["properties"]
+
+
+@pytest.mark.parametrize("named", ["rel_0", "rel_01J00000000000000000000000", "held"])
+def test_a_run_builds_on_committed_releases_alone(call: Caller, population: str, named: str) -> None:
+    if named == "held":
+        charge = ({"ranges": [[0, 60]]}, {"kind": "pure_dp", "epsilon": 0.01})
+        named = call.propose(population, charge)["id"]
+    new = job(population, "/data/rows.npz")
+    new["recipe"]["start"] = named
+    answer = call("POST", "/v1/jobs", new)
+    assert answer.status_code == 422
+    assert answer.json()["field"] == "recipe.start"
+
+
+def test_who_may_do_what(service: Local, population: str) -> None:
+    pipeline, other, auditor = (as_role(service, role) for role in ("pipeline", "pipeline", "auditor"))
+    identity = submit(pipeline, population)
+    assert auditor("POST", "/v1/jobs", job(population, "/x.npz")).status_code == 403
+    assert auditor("GET", f"/v1/jobs/{identity}").status_code == 200
+    assert auditor("POST", f"/v1/jobs/{identity}/cancel").status_code == 403
+    assert other("POST", f"/v1/jobs/{identity}/cancel").status_code == 403
+    few = job(population, "/x.npz", scope={"ranges": [[0, 5]]})
+    assert pipeline("POST", "/v1/jobs", few).status_code == 403  # names single people
+    assert pipeline.ok("POST", f"/v1/jobs/{identity}/cancel")["status"] == "cancelled"
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_lists_come_in_pages_newest_first(call: Caller, population: str) -> None:
+    made = [submit(call, population) for _ in range(3)]
+    first = call.ok("GET", f"/v1/jobs?population={population}&limit=2")
+    assert [each["id"] for each in first["items"]] == made[:0:-1]
+    rest = call.ok("GET", f"/v1/jobs?population={population}&limit=2&cursor={first['next']}")
+    assert ([each["id"] for each in rest["items"]], rest["next"]) == (made[:1], None)
+    call.ok("POST", f"/v1/jobs/{made[1]}/cancel")
+    only = call.ok("GET", f"/v1/jobs?population={population}&status=cancelled")["items"]
+    assert [each["id"] for each in only] == made[1:2]
+    assert 'stint_jobs{status="cancelled"}' in call("GET", "/metrics").text
+    assert call("GET", "/v1/jobs/job_01J00000000000000000000000").status_code == 404
+    assert call("GET", "/v1/jobs/job_01J00000000000000000000000/logs").status_code == 404
+    assert call("POST", "/v1/jobs/job_01J00000000000000000000000/cancel").status_code == 404
+
+
+def test_progress_is_steps_and_time_left(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    token = begun(parts, identity)
+    assert jobs.renew(parts.database, identity, token, lease_seconds=60, step=10, steps=40)
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    assert (found["progress"]["step"], found["progress"]["steps"]) == (10, 40)
+    assert found["progress"]["seconds_left"] >= 0
+    assert found["worker"] == "tester"
+
+
+# ---------------------------------------------------------------- ending
+
+
+def test_a_waiting_job_is_cancelled_with_its_hold_and_its_ticket(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    release = call.ok("GET", f"/v1/jobs/{identity}")["release"]
+    for _ in range(2):
+        assert call.ok("POST", f"/v1/jobs/{identity}/cancel")["status"] == "cancelled"
+    assert waiting(parts, identity) == []
+    assert call.ok("GET", f"/v1/releases/{release}")["status"] == "voided"
+    assert jobs.begin(parts.database, identity, worker="late", lease_seconds=60) is None
+    assert call.reading(population, 0)["held"] == 0.0
+    call.verify(population)
+
+
+@pytest.mark.parametrize(("word", "body"), [("commit", {}), ("void", {"reason": "mine"})])
+def test_nobody_but_the_job_ends_its_hold(call: Caller, population: str, word: str, body: dict[str, str]) -> None:
+    identity = submit(call, population)
+    release = call.ok("GET", f"/v1/jobs/{identity}")["release"]
+    answer = call("POST", f"/v1/releases/{release}/{word}", body)
+    assert answer.status_code == 409
+    assert "job" in answer.json()["detail"]
+    assert call.ok("GET", f"/v1/releases/{release}")["status"] == "held"
+
+
+def test_an_attempt_commits_once_and_only_while_it_is_the_current_one(
+    call: Caller, parts: Parts, population: str
+) -> None:
+    identity = submit(call, population)
+    old = begun(parts, identity, lease=0.0)
+    assert jobs.begin(parts.database, identity, worker="second", lease_seconds=60) is None  # one at a time
+    rescue(parts)
+    assert not jobs.renew(parts.database, identity, old, lease_seconds=60, step=1, steps=1)
+    with pytest.raises(Problem, match="not the current"):  # although nobody else has begun yet
+        decided(parts, population, jobs.commit(job=identity, token=old, artifact=ARTIFACT))
+    new = begun(parts, identity)
+    assert new == old + 1
+    for decide in (
+        jobs.commit(job=identity, token=old, artifact=ARTIFACT),
+        jobs.fail(job=identity, token=old, error="internal"),
+        jobs.stand_down(job=identity, token=old),
+    ):
+        with pytest.raises(Problem, match="not the current"):
+            decided(parts, population, decide)
+    decided(parts, population, jobs.commit(job=identity, token=new, artifact=ARTIFACT))
+    with pytest.raises(Problem, match="not the current"):
+        decided(parts, population, jobs.commit(job=identity, token=new, artifact=ARTIFACT))
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    assert (found["status"], found["artifact"]) == ("committed", ARTIFACT)
+    assert call("POST", f"/v1/jobs/{identity}/cancel").status_code == 409
+    call.verify(population)
+
+
+def test_a_cancelled_attempt_commits_nothing(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    token = begun(parts, identity)
+    call.ok("POST", f"/v1/jobs/{identity}/cancel")
+    assert not jobs.renew(parts.database, identity, token, lease_seconds=60, step=1, steps=1)
+    with pytest.raises(Problem):
+        decided(parts, population, jobs.commit(job=identity, token=token, artifact=ARTIFACT))
+    assert call.reading(population, 0)["spent"] == 0.0
+
+
+def test_nothing_leaves_a_population_that_was_frozen_meanwhile(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    token = begun(parts, identity)
+    call.ok("POST", f"/v1/populations/{population}/status", {"status": "frozen", "reason": "an audit"})
+    became = decided(parts, population, jobs.commit(job=identity, token=token, artifact=ARTIFACT))
+    assert became["status"] == "failed"
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    assert (found["status"], found["error"], found["artifact"]) == ("failed", "population.status", None)
+    assert call.reading(population, 0) == {**call.reading(population, 0), "spent": 0.0, "held": 0.0}
+    call.verify(population)
+
+
+def test_a_job_is_tried_as_often_as_allowed_and_then_voided(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    for attempt in range(1, parts.settings.attempts + 1):
+        assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued"
+        token = begun(parts, identity, lease=0.0 if attempt == 2 else 60.0)
+        if attempt == 2:
+            rescue(parts)  # of all jobs of all tests whose lease is over
+        else:
+            decided(parts, population, jobs.fail(job=identity, token=token, error="memory"))
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    assert (found["status"], found["error"]) == ("failed", "memory")
+    assert [error for _, _, error in statuses(call, identity)] == [
+        None, None, "memory", None, "worker.lost", None, "memory",
+    ]  # fmt: skip
+    assert call.reading(population, 0)["held"] == 0.0
+    release = call.ok("GET", f"/v1/releases/{found['release']}")
+    assert release["status"] == "voided"
+    call.verify(population)
+
+
+def test_what_cannot_end_better_is_not_tried_again(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    decided(parts, population, jobs.fail(job=identity, token=begun(parts, identity), error="recipe.invalid"))
+    assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "failed"
+
+
+def test_a_ticket_that_was_taken_and_never_begun_is_written_again(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    [(ticket, _)] = waiting(parts, identity)
+    assert rescue(parts) == 0
+    with parts.database.transaction() as connection:  # as a worker that died between the two
+        connection.execute(text("UPDATE procrastinate_jobs SET status = 'doing' WHERE id = :id"), {"id": ticket})
+    rescue(parts)
+    [(other, state)] = waiting(parts, identity)
+    assert (other != ticket, state) == (True, "todo")
+    assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued"
+    assert rescue(parts) == 0
+
+
+def test_verify_finds_a_hold_without_its_job(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    with parts.database.transaction() as connection:
+        connection.execute(text("UPDATE job SET status = 'failed' WHERE id = :id"), {"id": identity})
+    found = call.ok("POST", f"/v1/populations/{population}/ledger/verify")
+    assert not found["ok"]
+    assert any("held without an end" in each for each in found["problems"])
+    with parts.database.transaction() as connection:
+        connection.execute(text("UPDATE job SET status = 'queued' WHERE id = :id"), {"id": identity})
+    call.verify(population)
+
+
+def test_procrastinates_tables_are_brought_up_to_date_once(parts: Parts) -> None:
+    """As an older procrastinate left them: made by its migrations up to a version, which a comment names."""
+    steps = sorted(Path(SchemaManager.get_migrations_path()).glob("*.sql"))
+    older = [step for step in steps if step.name < "03.01"]
+    schema = fresh("s").replace("-", "_")
+    with parts.database.engine.connect() as connection:
+        connection.exec_driver_sql("RESET ROLE")
+        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+        connection.exec_driver_sql(f"SET LOCAL search_path TO {schema}")
+        for step in older:
+            tickets.raw(connection).execute(step.read_bytes())
+        connection.exec_driver_sql(f"COMMENT ON TABLE procrastinate_jobs IS 'of Stint, as of {older[-1].stem}'")
+        for _ in range(2):  # the second time there is nothing to do, or it would fail
+            tickets.install(connection, role="stint_service")
+        said = connection.exec_driver_sql("SELECT obj_description(to_regclass('procrastinate_jobs'))").scalar_one()
+        assert said == f"of Stint, as of {steps[-1].stem}"
+        found = connection.exec_driver_sql("SELECT to_regclass('procrastinate_workers')").scalar_one()
+        assert found is not None
+        connection.rollback()
+
+
+@pytest.mark.slow
+def test_neither_a_web_process_nor_a_worker_imports_torch() -> None:
+    code = "import sys, service.serve, service.cli, service.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0

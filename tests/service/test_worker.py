@@ -1,0 +1,351 @@
+"""Workers as real processes on a real PostgreSQL: what they commit, and what is left of those that are killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+from safetensors import safe_open
+
+from service.client import Denied, Stint, dp_sgd
+from service.sweeper import rescue
+from tests.service import work
+from tests.service.harness import Caller, Local, local
+from tests.service.terminal import command, lines_until, short_folder, stop
+from tests.service.work import data, ended, job, statuses, until, worker
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[Local]:
+    """A service."""
+    with local(lease_seconds=20.0, attempts=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Local]:
+    """A service with a short lease, where nobody makes up for a dead worker but whom a test sends."""
+    with local(lease_seconds=3.0, attempts=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hand(house: Local) -> Iterator[subprocess.Popen[str]]:
+    """A worker on the default queue for all tests that do not kill theirs."""
+    process = worker(house.parts)
+    yield process
+    process.terminate()
+    assert process.wait(work.SECONDS) == 0
+    process.communicate()
+
+
+@pytest.fixture
+def call(house: Local) -> Caller:
+    return house.call
+
+
+@pytest.fixture
+def uri(house: Local) -> Path:
+    return data(house.parts)
+
+
+@pytest.fixture
+def population(call: Caller) -> str:
+    return people(call)
+
+
+def people(call: Caller) -> str:
+    return call.population(count=60, epsilon=2.0, delta=1e-5)
+
+
+def artifact(house: Local, found: dict[str, Any]) -> Path:
+    path: Path = house.parts.settings.artifacts_folder / found["release"] / "model.safetensors"
+    assert found["artifact"]["uri"] == f"stint:artifacts/{found['release']}/model.safetensors"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == found["artifact"]["sha256"]
+    return path
+
+
+def everything_shown(call: Caller, population: str, identity: str) -> str:
+    """All that the service says of a job, its release and its population."""
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    paths = [
+        f"/v1/jobs/{identity}", f"/v1/jobs/{identity}/logs", "/v1/jobs", f"/v1/releases/{found['release']}",
+        f"/v1/populations/{population}", f"/v1/populations/{population}/ledger", "/metrics",
+        f"/v1/populations/{population}/ledger/export",
+    ]  # fmt: skip
+    return "\n".join(call("GET", path).text for path in paths)
+
+
+def releases(call: Caller, population: str) -> list[str]:
+    """The entries of a ledger that are of releases."""
+    kinds: list[str] = [each["body"]["kind"] for each in call.entries(population)]
+    return [kind for kind in kinds if kind.startswith("release.")]
+
+
+def staged(house: Local) -> list[str]:
+    return sorted(path.name for path in (house.parts.settings.artifacts_folder / ".staged").iterdir())
+
+
+def pass_time(house: Local, wanted: Callable[[], bool]) -> None:
+    """Rescue what fell silent, as the sweeper does, until something is so."""
+    ends = time.monotonic() + work.SECONDS
+    while not wanted():
+        rescue(house.parts)
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("hand")
+def test_a_job_is_committed_with_its_artifact_and_charged_once(
+    house: Local, call: Caller, population: str, uri: Path
+) -> None:
+    made = call.ok("POST", "/v1/jobs", job(population, uri))
+    held = call.reading(population, 0)
+    assert (held["spent"], held["held"]) == (0.0, made["release"]["decision"]["epsilon"]["after"])
+    found = until(call, made["id"], lambda now: now["status"] == "committed")
+    assert found["progress"]["step"] == found["progress"]["steps"] == 4
+    assert statuses(call, made["id"]) == [("queued", 0, None), ("running", 1, None), ("committed", 1, None)]
+    with safe_open(artifact(house, found), framework="np") as file:
+        assert file.get_tensor("1.weight").shape == (2, 4)
+        assert json.loads(file.metadata()["stint"])["labels"] == ["0", "1"]
+    spent = call.reading(population, 59)
+    assert spent["spent"] == pytest.approx(held["held"])
+    assert spent["held"] == 0.0
+    release = call.ok("GET", f"/v1/releases/{found['release']}")
+    assert release["status"] == "committed"
+    assert release["artifact"] == found["artifact"]
+    assert release["declared"]["job"]["id"] == made["id"]
+    assert release["declared"]["label_space"]["source"] == "prior"
+    card = json.loads((artifact(house, found).with_name("card.json")).read_text())
+    assert card["artifact"]["sha256"] == found["artifact"]["sha256"]
+    assert 0 < card["guarantee"]["epsilon_upper"] <= found["epsilon"]["after"] + 1e-6
+    assert str(work.PRIVATE) not in everything_shown(call, population, made["id"])
+    call.verify(population)
+
+    # A second run starts from what the first one released, with rows that are addressed by key.
+    keyed = call.population(epsilon=2.0, delta=1e-5)
+    call.ok("POST", f"/v1/populations/{keyed}/datapoints", {"keys": [f"person-{n}" for n in range(60)]})
+    again = job(keyed, uri)
+    again["recipe"]["start"] = found["release"]
+    again["data"] |= {"address": "key", "unit": "key"}
+    second = until(
+        call, call.ok("POST", "/v1/jobs", again)["id"], lambda now: now["status"] not in {"queued", "running"}
+    )
+    assert (second["status"], second["error"]) == ("committed", None)
+    artifact(house, second)
+    assert staged(house) == []
+
+
+@pytest.mark.usefixtures("hand")
+def test_data_that_cannot_be_had_is_tried_again_and_then_voided(house: Local, call: Caller, population: str) -> None:
+    """Here: it lies outside of what the worker may read."""
+    new, error = job(population, "/etc/hostname.npz"), "data.unknown"
+    made = call.ok("POST", "/v1/jobs", new)
+    found = until(call, made["id"], lambda now: now["status"] == "failed")
+    assert (found["error"], found["attempt"], found["artifact"]) == (error, 2, None)
+    assert statuses(call, made["id"]) == [
+        ("queued", 0, None), ("running", 1, None), ("queued", 1, error), ("running", 2, None), ("failed", 2, error),
+    ]  # fmt: skip
+    assert call.ok("GET", f"/v1/releases/{found['release']}")["status"] == "voided"
+    assert call.reading(population, 0)["held"] == 0.0
+    assert staged(house) == []
+    call.verify(population)
+
+
+def test_what_a_mechanism_says_when_it_fails_stays_on_the_workers_side(
+    house: Local, call: Caller, population: str, uri: Path
+) -> None:
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="crash"))
+    said = ended(worker(house.parts, "--queue", "crash", "--once", planted="crash"))
+    found = call.ok("GET", f"/v1/jobs/{made['id']}")
+    assert (found["status"], found["error"]) == ("failed", "internal")
+    assert str(work.PRIVATE) not in everything_shown(call, population, made["id"]) + said
+    with house.parts.database.engine.connect() as connection:
+        for table in ("job", "job_line", "procrastinate_jobs", "procrastinate_events"):
+            rows = connection.exec_driver_sql(f"SELECT * FROM {table}").all()
+            assert str(work.PRIVATE) not in str(rows)
+    log = house.parts.settings.artifacts_folder / ".logs" / f"{made['id']}.1"
+    assert str(work.PRIVATE) in log.read_text()  # or the test would prove nothing
+    assert log.stat().st_mode & 0o077 == 0
+    assert log.parent.stat().st_mode & 0o077 == 0
+
+
+def test_repeatable_noise_is_never_committed(house: Local, call: Caller, population: str, uri: Path) -> None:
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="seed"))
+    said = ended(worker(house.parts, "--queue", "seed", "--once", "--seed", "1"))
+    assert "unreleasable" in said
+    found = call.ok("GET", f"/v1/jobs/{made['id']}")
+    assert (found["status"], found["error"], found["attempt"]) == ("failed", "unreleasable", 1)
+    assert call.ok("GET", f"/v1/releases/{found['release']}")["status"] == "voided"
+    assert not (house.parts.settings.artifacts_folder / found["release"]).exists()
+
+
+def test_a_running_job_is_cancelled_and_its_worker_goes_on(alone: Local, tmp_path: Path) -> None:
+    house, call, population, uri = alone, alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="cancel"))
+    process = worker(house.parts, "--queue", "cancel", planted=f"gate={tmp_path / 'gate'}")
+    try:
+        running = until(call, made["id"], lambda now: now["progress"]["step"] == 1)
+        assert running["status"] == "running"
+        child = psutil.Process(process.pid).children()
+        assert len(child) == 1
+        cancelled = call.ok("POST", f"/v1/jobs/{made['id']}/cancel")
+        assert cancelled["status"] == "cancelled"
+        assert call.reading(population, 0)["held"] == 0.0
+        psutil.wait_procs(child, timeout=work.SECONDS)
+        assert not child[0].is_running()
+        # It takes the next one, and gives it back when it is told to stop: that attempt does not count.
+        following = call.ok("POST", "/v1/jobs", job(population, uri, queue="cancel"))
+        until(call, following["id"], lambda now: now["progress"]["step"] == 1)
+    finally:
+        process.terminate()
+        said = ended(process)
+    assert process.returncode == 0, said
+    back = call.ok("GET", f"/v1/jobs/{following['id']}")
+    assert (back["status"], back["attempt"], back["attempts"]) == ("queued", 1, 3)
+    assert staged(house) == []
+    call.ok("POST", f"/v1/jobs/{following['id']}/cancel")
+    call.verify(population)
+
+
+def test_a_worker_that_is_killed_at_any_moment_leaves_one_commit_or_none(alone: Local, tmp_path: Path) -> None:
+    house, call, population, uri = alone, alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="kill"))
+    identity = made["id"]
+    before = call.reading(population, 0)["held"]
+
+    first = worker(house.parts, "--queue", "kill", planted=f"gate={tmp_path / 'gate'}")
+    until(call, identity, lambda now: now["progress"]["step"] == 1)
+    children = psutil.Process(first.pid).children()
+    first.kill()
+    ended(first)
+    _, alive = psutil.wait_procs(children, timeout=work.SECONDS)
+    assert not alive  # nobody could commit what it makes
+    pass_time(house, lambda: call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued")
+    assert call.reading(population, 0) == pytest.approx({**call.reading(population, 0), "held": before, "spent": 0.0})
+
+    second = worker(house.parts, "--queue", "kill", planted="die=commit")
+    ended(second)
+    assert second.returncode == -signal.SIGKILL
+    assert staged(house) == [f"{identity}.2"]
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    assert (found["status"], found["attempt"]) == ("running", 2)
+    assert call.reading(population, 0)["spent"] == 0.0
+    pass_time(house, lambda: call.ok("GET", f"/v1/jobs/{identity}")["status"] != "running")
+    failed = call.ok("GET", f"/v1/jobs/{identity}")  # of two attempts none is left
+    assert (failed["status"], failed["error"]) == ("failed", "worker.lost")
+    assert call.reading(population, 0)["held"] == 0.0
+
+    after = call.ok("POST", "/v1/jobs", job(population, uri, queue="kill"))["id"]
+    third = worker(house.parts, "--queue", "kill", planted="die=publish")
+    ended(third)
+    assert third.returncode == -signal.SIGKILL
+    found = call.ok("GET", f"/v1/jobs/{after}")
+    assert found["status"] == "committed"
+    assert not (house.parts.settings.artifacts_folder / found["release"]).exists()
+    ended(worker(house.parts, "--queue", "kill", "--once"))  # makes up for it before anything else
+    artifact(house, found)
+    assert staged(house) == []
+    assert call.reading(population, 0)["spent"] == pytest.approx(before)
+    assert releases(call, population) == ["release.held", "release.voided", "release.held", "release.committed"]
+    call.verify(population)
+
+
+def test_a_zombie_can_neither_commit_nor_publish(alone: Local) -> None:
+    house, call, population, uri = alone, alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="zombie"))
+    identity = made["id"]
+    zombie = worker(house.parts, "--queue", "zombie", planted="pause=commit")
+    try:
+        ends = time.monotonic() + work.SECONDS
+        while psutil.Process(zombie.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        mine = house.parts.settings.artifacts_folder / ".staged" / f"{identity}.1" / "model.safetensors"
+        digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+        pass_time(house, lambda: call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued")
+        ended(worker(house.parts, "--queue", "zombie", "--once"))
+        found = call.ok("GET", f"/v1/jobs/{identity}")
+        assert (found["status"], found["attempt"]) == ("committed", 2)
+        assert found["artifact"]["sha256"] != digest
+        zombie.send_signal(signal.SIGCONT)
+        zombie.terminate()
+        said = ended(zombie)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(zombie.pid, signal.SIGKILL)
+    assert "not the current one" in said
+    assert call.ok("GET", f"/v1/jobs/{identity}")["artifact"] == found["artifact"]
+    artifact(house, found)
+    assert staged(house) == []
+    assert releases(call, population) == ["release.held", "release.committed"]
+    call.verify(population)
+
+
+@pytest.mark.usefixtures("hand")
+def test_two_workers_on_one_queue_run_every_job_once(house: Local, call: Caller, population: str, uri: Path) -> None:
+    other = worker(house.parts)
+    try:
+        made = [call.ok("POST", "/v1/jobs", job(population, uri))["id"] for _ in range(3)]
+        found = [until(call, each, lambda now: now["status"] not in {"queued", "running"}) for each in made]
+    finally:
+        other.terminate()
+        said = ended(other)
+    assert other.returncode == 0, said
+    assert [(each["status"], each["attempt"]) for each in found] == [("committed", 1)] * 3
+    for each in made:
+        assert statuses(call, each) == [("queued", 0, None), ("running", 1, None), ("committed", 1, None)]
+    assert len({each["worker"] for each in found}) <= 2
+    call.verify(population)
+
+
+def test_stint_run_has_a_worker_that_ends_with_it() -> None:
+    """From the first start to an artifact, by the client and the command line; Ctrl-C leaves nothing."""
+    with short_folder() as folder:
+        (folder / "inputs").mkdir()
+        uri = work.rows(folder / "inputs" / "rows.npz")
+        process = command(folder, "run", "--no-demo", "--json")
+        try:
+            started = json.loads(lines_until(process, "started")[0])
+            with Stint(started["url"], started["key"]) as stint:
+                stint.create_population("clinic-a", unit="record", epsilon=2.0, delta=1e-5)
+                stint.register_count("clinic-a", 60)
+                seen = list[tuple[int, int]]()
+                made = stint.submit(**job("clinic-a", uri))
+                found = made.wait(seconds=work.SECONDS, progress=lambda *steps: seen.append(steps))
+                assert (found["status"], made.status) == ("committed", "committed")
+                assert seen
+                assert [line["status"] for line in stint.job_lines(made.id)] == ["queued", "running", "committed"]
+                with pytest.raises(Denied):
+                    stint.submit(**job("clinic-a", uri, scope={"ranges": [[0, 60]]}, mechanism=dp_sgd(
+                        noise_multiplier=0.1, sampling_probability=0.1, steps=4, clip_norm=1.0
+                    )))  # fmt: skip
+                waits = stint.submit(**job("clinic-a", uri, queue="nobody"))
+                with pytest.raises(TimeoutError):
+                    waits.wait(seconds=0.01)
+                assert waits.cancel()["status"] == "cancelled"
+                assert [each["id"] for each in stint.jobs(population="clinic-a", status="committed")] == [made.id]
+            variables = {"STINT_URL": started["url"], "STINT_KEY": started["key"]}
+            shown, _ = command(folder, "jobs", "show", made.id, variables=variables).communicate(timeout=work.SECONDS)
+            assert f"{made.id}: committed, dp-sgd on clinic-a, step 4 of 4" in shown
+            assert found["artifact"]["sha256"] in shown
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert any("worker" in " ".join(each.cmdline()) for each in family)
+        finally:
+            _, err = stop(process)
+        assert (folder / "artifacts" / made.release / "model.safetensors").exists()
+        _, alive = psutil.wait_procs(family, timeout=work.SECONDS)
+        assert not alive
+        assert "Traceback" not in err

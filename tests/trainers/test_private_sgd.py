@@ -1,0 +1,233 @@
+"""The loop: what a step adds up, what it divides by, what one datapoint can change, and the optimisers after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trainers.clipping import clipped_sum, trainable
+from trainers.models import build, load, state
+from trainers.noise import Noise, grid_step
+from trainers.ports import Rows
+from trainers.private_sgd import Adam, Gradient, Sgd, Source, noisy_gradient, train
+
+SLOTS = 40
+
+
+def network() -> nn.Module:
+    module = build({"model": "mlp", "hidden": [5], "shape": [4]}, outputs=3)
+    with torch.no_grad():
+        for place, parameter in enumerate(trainable(module)):
+            parameter.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) * (place + 1) / 4)
+    return module
+
+
+def source(*, without: Sequence[int] = (), rows_per_unit: int = 1, **change: Any) -> Source:
+    chance = np.random.default_rng(3)
+    unit = np.repeat(np.arange(SLOTS), rows_per_unit)
+    x = chance.normal(size=(len(unit), 4)).astype(np.float32)
+    labels = chance.integers(0, 3, len(unit))
+    kept = ~np.isin(unit, without)
+    rows = Rows(slots=SLOTS, unit=unit[kept], x=x[kept], y=labels[kept], rows_per_unit=rows_per_unit)
+    settings = {"sampling_probability": 0.5, "noise_multiplier": 1e-6, "clip_norm": 0.7} | change
+    return Source.of(rows, labels[kept], **settings)
+
+
+def flat(gradient: Gradient) -> torch.Tensor:
+    return torch.cat([each.flatten() for each in gradient]).double()
+
+
+def step(given: Source, seed: int = 5, **change: Any) -> torch.Tensor:
+    return flat(noisy_gradient(network(), given, Noise.repeatable(seed), **change))
+
+
+def test_a_step_is_the_clipped_sum_of_its_sample_over_a_public_constant() -> None:
+    given = source(sampling_probability=1.0)
+    exact = flat(clipped_sum(network(), given.x, given.y, clip_norm=0.7)) / SLOTS
+    assert torch.allclose(step(given), exact, atol=1e-6)
+    assert torch.allclose(step(given, normaliser=8.0), exact * SLOTS / 8, atol=1e-6)
+
+
+def test_parts_of_a_batch_add_up() -> None:
+    whole = step(source())
+    for physical_batch in (1, 7, 1000):
+        assert torch.allclose(step(source(), physical_batch=physical_batch), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("probability", [0.3, 1.0])
+def test_a_datapoint_that_is_null_changes_nothing_but_its_own_part(probability: float) -> None:
+    """The coins of others, the noise and the divisor are the same without it, so that one clipped gradient is left."""
+    moved = []
+    for slot in range(SLOTS):
+        change = step(source(sampling_probability=probability)) - step(
+            source(without=[slot], sampling_probability=probability)
+        )
+        moved.append(float(change.norm()) * probability * SLOTS)
+    assert max(moved) <= 0.7 + 1e-4
+    assert sum(value > 0.01 for value in moved) == (SLOTS if probability == 1 else pytest.approx(12, abs=6))
+
+
+def test_all_rows_of_a_datapoint_share_its_norm_and_its_coin() -> None:
+    given = source(rows_per_unit=3)
+    sampled = given.unit[given.sample(Noise.repeatable(5)).numpy()]
+    assert set(np.unique(sampled, return_counts=True)[1]) == {3}
+    for slot in range(0, SLOTS, 7):
+        change = step(source(rows_per_unit=3, sampling_probability=1.0)) - step(
+            source(rows_per_unit=3, sampling_probability=1.0, without=[slot])
+        )
+        assert float(change.norm()) * SLOTS <= 0.7 + 1e-4
+
+
+def test_an_empty_sample_is_a_step_of_noise() -> None:
+    nobody = source(without=range(SLOTS), noise_multiplier=2.0)
+    drawn = step(nobody) * nobody.expected / (2.0 * 0.7)
+    assert drawn.shape == (sum(each.numel() for each in trainable(network())),)
+    assert 0.6 < float(drawn.std()) < 1.5
+    assert torch.equal(step(nobody), step(nobody))
+    assert nobody.expected == source().expected  # of slots, not of rows
+
+
+def test_a_gradient_is_on_the_grid_of_its_noise() -> None:
+    given = source(noise_multiplier=1.5, clip_norm=1.0, sampling_probability=0.4)
+    steps = step(given) * given.expected / grid_step(1.5)
+    assert torch.equal(steps, steps.round())
+
+
+def test_noise_has_the_deviation_that_was_paid_for() -> None:
+    noise = Noise.repeatable(9)
+    given = source(noise_multiplier=3.0, sampling_probability=1.0)
+    exact = flat(clipped_sum(network(), given.x, given.y, clip_norm=0.7))
+    drawn = torch.cat([flat(noisy_gradient(network(), given, noise)) * SLOTS - exact for _ in range(200)])
+    assert float(drawn.std()) == pytest.approx(3.0 * 0.7, rel=0.03)
+    assert abs(float(drawn.mean())) < 0.1
+
+
+def test_labels_outside_the_space_are_null() -> None:
+    rows = Rows(slots=4, unit=np.arange(4), x=np.ones((4, 4), dtype=np.float32), y=np.arange(4))
+    given = Source.of(rows, np.array([0, -1, 2, -1]), sampling_probability=1.0, noise_multiplier=1.0, clip_norm=1.0)
+    assert given.unit.tolist() == [0, 2]
+    assert given.slots == 4
+    assert given.expected == 4
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (
+            lambda weights: Sgd(weights, learning_rate=0.1, momentum=0.0),
+            lambda weights: torch.optim.SGD(weights, lr=0.1),
+        ),
+        (
+            lambda weights: Sgd(weights, learning_rate=0.1, momentum=0.8),
+            lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.8),
+        ),
+        (
+            lambda weights: Adam(weights, learning_rate=0.1, momentum=0.7),
+            lambda weights: torch.optim.Adam(weights, lr=0.1, betas=(0.7, 0.999)),
+        ),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_optimisers_are_those_of_torch(ours: Any, theirs: Any) -> None:
+    one, other = ([nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(2, 2))] for _ in range(2))
+    move, torchs = ours(one), theirs(other)
+    chance = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        gradient = [torch.randn(each.shape, generator=chance) for each in one]
+        move(gradient)
+        for parameter, each in zip(other, gradient, strict=True):
+            parameter.grad = each.clone()
+        torchs.step()
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_training_is_repeatable_and_says_how_far_it_is(optimiser: str, device: str) -> None:
+    told: list[tuple[int, int]] = []
+    made = []
+    for _ in range(2):
+        module = network().to(device)
+        given = source(noise_multiplier=0.5)
+        moved = Source.of(
+            Rows(slots=SLOTS, unit=given.unit, x=given.x.numpy(), y=given.y.numpy()),
+            given.y.numpy(),
+            sampling_probability=0.5,
+            noise_multiplier=0.5,
+            clip_norm=0.7,
+            device=device,
+        )
+        train(
+            module,
+            [moved],
+            steps=5,
+            noise=Noise.repeatable(2),
+            optimiser=optimiser,
+            learning_rate=0.1,
+            momentum=0.5,
+            progress=lambda done, of: told.append((done, of)),
+        )
+        made.append(state(module))
+    assert told == 2 * [(done, 5) for done in range(1, 6)]
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+    assert not torch.equal(made[0]["1.weight"], state(network())["1.weight"])
+
+
+def test_a_schedule_names_sources_and_combine_follows_one_gradient() -> None:
+    seen: list[int] = []
+
+    def last(gradients: Sequence[Gradient]) -> Gradient:
+        seen.append(len(gradients))
+        return gradients[-1]
+
+    both = [source(), source(clip_norm=0.1)]
+    module = network()
+    train(
+        module,
+        both,
+        steps=3,
+        noise=Noise.repeatable(2),
+        optimiser="sgd",
+        learning_rate=0.1,
+        combine=last,
+        schedule=lambda number: [0] if number == 0 else [0, 1],
+    )
+    assert seen == [1, 2, 2]
+
+
+def test_weights_go_out_and_come_back() -> None:
+    module, other = network(), build({"model": "mlp", "hidden": [5], "shape": [4]}, outputs=3)
+    saved = state(module)
+    load(other, saved)
+    x = torch.ones(2, 4)
+    assert torch.equal(module(x), other(x))
+    saved["1.weight"].zero_()
+    assert torch.equal(module(x), other(x))  # they share no memory
+    with pytest.raises(ValueError, match="weights of the network"):
+        load(build({"model": "linear", "hidden": [], "shape": [4]}, outputs=3), saved)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"model": "linear", "hidden": [], "shape": [4, 2]},
+        {"model": "mlp", "hidden": [7, 3], "shape": [8]},
+        {"model": "cnn", "hidden": [2, 3], "shape": [2, 6, 5]},
+    ],
+)
+def test_networks_start_alike_and_prefer_nothing(recipe: dict[str, Any]) -> None:
+    before = torch.random.get_rng_state()
+    one, other = build(recipe, outputs=6), build(recipe, outputs=6)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert torch.equal(one(torch.randn(3, *recipe["shape"])), torch.zeros(3, 6))
+
+
+def test_images_too_small_for_their_convolutions_are_refused() -> None:
+    for shape in ([784], [1, 3, 9]):
+        with pytest.raises(ValueError, match=r"recipe.shape: expected channels, height and width"):
+            build({"model": "cnn", "hidden": [4, 4], "shape": shape}, outputs=2)

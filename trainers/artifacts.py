@@ -1,0 +1,132 @@
+"""Artifacts: the tensors of a release with what there is to know of them, and a model card, as files of a folder.
+
+`model.safetensors` is what is released; its digest is in the ledger. Nothing is pickled, so to read one runs no code.
+`card.json` and `card.md` say what was promised to whom, and hold nothing that was computed from data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from accountant.canonical import canonical, from_canonical
+from accountant.errors import InvalidInput
+from trainers.ports import Made
+
+MODEL: Final = "model.safetensors"
+CARD: Final = "card.json"
+READABLE: Final = "card.md"
+_PIECE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A file by its content."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """An artifact that was read back; a `Released`."""
+
+    release: str
+    tensors: Mapping[str, torch.Tensor] = field(repr=False)
+    facts: Mapping[str, Any]
+
+
+def write(folder: Path, made: Made, card: Mapping[str, Any], *, releasable: bool) -> Artifact:
+    """The files of a release, on disk when this returns.
+
+    Of what was drawn from repeatable noise the file itself says that it is not to be released, and who commits looks.
+    """
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in made.tensors.items()}
+    said = {"stint": canonical(dict(made.facts)).decode(), "releasable": "true" if releasable else "false"}
+    save_file(tensors, folder / MODEL, metadata=said)
+    artifact = measured(folder / MODEL)
+    whole = {**card, "releasable": releasable, "artifact": {"sha256": artifact.sha256, "bytes": artifact.bytes}}
+    (folder / CARD).write_text(json.dumps(whole, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    (folder / READABLE).write_text(readable(whole), encoding="utf-8")
+    for path in (folder / MODEL, folder / CARD, folder / READABLE, folder):
+        _sync(path)
+    return artifact
+
+
+def read(path: Path, *, release: str, sha256: str | None = None) -> Stored:
+    """The artifact in a file, or `InvalidInput` if it is not there, not whole, or not the one with this digest."""
+    try:
+        if sha256 is not None and measured(path).sha256 != sha256:
+            raise InvalidInput("artifact", release, "the file whose digest was committed")
+        with safe_open(path, framework="pt") as file:
+            facts = from_canonical((file.metadata() or {})["stint"].encode())
+            return Stored(release=release, tensors={name: file.get_tensor(name) for name in file.keys()}, facts=facts)  # noqa: SIM118 - it is no mapping
+    except (OSError, KeyError, SafetensorError):
+        raise InvalidInput("artifact", release, "a release whose artifact is here and whole") from None
+
+
+def measured(path: Path) -> Artifact:
+    """Digest and size of a file."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+    return Artifact(sha256=digest.hexdigest(), bytes=size)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def readable(card: Mapping[str, Any]) -> str:
+    """A model card for people."""
+    mechanism, guarantee, promise = card["mechanism"], card["guarantee"], card["promise"]
+    proved = guarantee["epsilon_upper"]
+    by_itself = (
+        f"Alone it is (ε ≤ {proved:.6g}, δ = {guarantee['delta']:g})-DP, by the engine `{guarantee['engine']}`."
+        if proved is not None
+        else "No engine bounds it alone; it was admitted by the curves of its charges."
+    )
+    promised = f"ε = {promise['epsilon']:g} at δ = {promise['delta']:g}"
+    lines = [
+        f"# Release {card['release']}",
+        "",
+        *(
+            []
+            if card["releasable"]
+            else ["**Not to be released:** its noise was repeatable, as in a test, and protects nobody.", ""]
+        ),
+        f"{mechanism['title']} (`{mechanism['name']}`; {card['paper']}).",
+        "",
+        "## Guarantee",
+        "",
+        by_itself,
+        f"Every ε is an upper bound. The unit is one {card['unit']}, and neighbours differ by `{card['adjacency']}`.",
+        f"Over all releases nobody of population `{card['population']}` is charged more than {promised}.",
+        "",
+        f"Status of its proof: **{card['proof_status']}**. {card['proof_note']}",
+        "",
+        "## How it was made",
+        "",
+        *(f"- {name}: `{json.dumps(value, ensure_ascii=False)}`" for name, value in mechanism["parameters"].items()),
+        "",
+        "## File",
+        "",
+        f"`{MODEL}`, {card['artifact']['bytes']:,} bytes, sha256 `{card['artifact']['sha256']}`.",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""Where a run's rows lie and whose they are, as a document that anybody may see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from accountant.cohorts import MAX_DATAPOINTS
+from accountant.errors import InvalidInput
+from trainers.catalog.parameters import Bounds, Parameter, object_schema, read
+
+MAX_ROWS_PER_UNIT: Final = 10_000
+_TEXT: Final = Bounds(minimum=1, maximum=4096)
+
+DATA: Final[tuple[Parameter, ...]] = (
+    Parameter(
+        name="uri",
+        kind="string",
+        description="of a .npz, .npy, .parquet or .safetensors file, or of a folder of .npy files, which ends in /",
+        bounds=_TEXT,
+    ),
+    Parameter(
+        name="x",
+        kind="array",
+        description="names of the arrays or columns that are the features, side by side",
+        bounds=Bounds(minimum=0, maximum=10_000),
+        each=Parameter(name="name", kind="string", description="an array or a column", bounds=_TEXT),
+        default=[],
+    ),
+    Parameter(
+        name="y",
+        kind="string",
+        description="name of the array or column of labels; '' if there are none",
+        bounds=Bounds(minimum=0, maximum=4096),
+        default="",
+    ),
+    Parameter(
+        name="address",
+        kind="string",
+        description="whose a row is: row i is that of ordinal first + i (row), or a column has ordinals or keys",
+        choices=("row", "ordinal", "key"),
+        default="row",
+    ),
+    Parameter(
+        name="first",
+        kind="integer",
+        description="ordinal of the first row",
+        bounds=Bounds(minimum=0, maximum=MAX_DATAPOINTS - 1),
+        default=0,
+        when=("address", "row"),
+    ),
+    Parameter(
+        name="unit",
+        kind="string",
+        description="name of the array or column of ordinals or keys; '' if rows are addressed by their place",
+        bounds=Bounds(minimum=0, maximum=4096),
+        default="",
+    ),
+    Parameter(
+        name="rows_per_unit",
+        kind="integer",
+        description="how many rows of one datapoint are used at most: the first in the file",
+        bounds=Bounds(minimum=1, maximum=MAX_ROWS_PER_UNIT),
+        default=1,
+    ),
+    Parameter(name="scale", kind="number", description="a public number that features are multiplied by", default=1.0),
+    Parameter(name="shift", kind="number", description="a public number that is added after that", default=0.0),
+)
+
+
+def data_document(document: object) -> dict[str, Any]:
+    """A data document, checked, with defaults filled in; a single name of features may stand without its list.
+
+    >>> data_document({"uri": "file:///data/mnist.npz", "x": "x", "y": "y"})["x"]
+    ['x']
+    """
+    if isinstance(document, Mapping) and isinstance(document.get("x"), str):
+        document = {**document, "x": [document["x"]]}
+    read_one = read("data", DATA, document)
+    if "@" in read_one["uri"].partition("://")[2].partition("/")[0]:
+        raise InvalidInput("data.uri", "one with a user", "no user or password in it: whoever sees jobs sees it")
+    by_place = read_one["address"] == "row"
+    if by_place == bool(read_one["unit"]):
+        expected = "nothing: rows are addressed by their place" if by_place else "the column that says whose a row is"
+        raise InvalidInput("data.unit", read_one["unit"] or "nothing", expected)
+    if by_place and read_one["rows_per_unit"] != 1:
+        raise InvalidInput("data.rows_per_unit", read_one["rows_per_unit"], "1 where rows are addressed by their place")
+    if not read_one["x"] and not read_one["y"]:
+        raise InvalidInput("data.x", "nothing", "features or labels")
+    return read_one
+
+
+def data_schema() -> dict[str, Any]:
+    """The JSON Schema of a data document, draft 2020-12."""
+    schema = object_schema(DATA)
+    schema["properties"]["x"] = {
+        "description": schema["properties"]["x"]["description"],
+        "anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, schema["properties"]["x"]],
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Data of a job", **schema}

@@ -1,0 +1,418 @@
+"""Sums of clipped gradients: what one row adds to the sum never has a norm above `clip_norm`.
+
+The norm of a row's gradient is found from what went into each layer and what came back to it, and the sum is one more
+product with the rows weighted by their clipping: no gradient of a single row is written down unless it is smaller than
+what went in and came back (book-keeping: Bu, Wang, Zha & Karypis 2023, arXiv 2210.00038; Goodfellow 2015, arXiv
+1510.01799). Layers that are not known here are left to Opacus.
+
+Whatever a row does, its part of the sum is bounded: the factor is computed from the very quantities that are summed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from accountant.errors import InvalidInput
+from trainers.models import Affine
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import GradientEdge
+
+#: From outputs and labels to one loss for each row.
+Loss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_ROUNDING: Final = 2.0**-19  # of a norm: far more than rounding in float32 makes of it
+_CANCELLED: Final = 2.0**-6  # of a norm: what rounding may come to before it is counted
+_CACHED: Final = 1 << 18  # numbers that a cache holds
+_LEAST: Final = 1e-30  # of a square: below it squares are lost, and a gradient counts as no smaller
+
+
+def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The logarithmic loss of each row."""
+    return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """What training changes, in the order of `parameters()`."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def clipped_sum(
+    module: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    clip_norm: float,
+    loss: Loss = cross_entropy,
+    batch: int | None = None,
+) -> list[torch.Tensor]:
+    """Σ of the rows' gradients, each scaled to a norm of at most `clip_norm`, for each trainable parameter in order.
+
+    A row whose gradient is not finite adds nothing. Every layer keeps the rows on its first axis. With `batch`, as many
+    rows are computed, those that are missing as zeros that add nothing: products round differently in batches of
+    another size, and rows on the kink of a ReLU would all change sides when one more comes.
+    """
+    refuse_mixing(module)
+    parameters, rows = trainable(module), len(x)
+    if batch is not None and rows:
+        assert rows <= batch
+        x, y = (torch.cat([each, each.new_zeros(batch - rows, *each.shape[1:])]) for each in (x, y))
+    gradients = (_recorded if _known(module) else _by_opacus)(module, x, y, loss) if rows else {}
+    if not gradients:
+        return [torch.zeros_like(parameter) for parameter in parameters]
+    squares = torch.stack([gradient.squares() for gradient in gradients.values()]).sum(0)
+    bad = ~squares.isfinite()
+    if bool(bad.any()):  # 0 · ∞ is not 0
+        for gradient in gradients.values():
+            gradient.clear(bad)
+        squares = squares.masked_fill(bad, 1.0)
+    factors = squares.clamp_(min=_LEAST).rsqrt_().mul_((1 - _ROUNDING) * clip_norm).clamp_(max=1)
+    factors[rows:] = 0
+    return [
+        gradients[parameter].weighted(factors).view_as(parameter)
+        if parameter in gradients
+        else torch.zeros_like(parameter)
+        for parameter in parameters
+    ]
+
+
+def refuse_mixing(module: nn.Module) -> None:
+    """Refuse a layer whose outputs or buffers for one row depend on other rows: no row can be clipped by itself."""
+    for name, layer in module.named_modules():
+        batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001
+        instance = isinstance(layer, nn.modules.instancenorm._InstanceNorm)  # noqa: SLF001
+        if batch and not instance and (layer.training or layer.running_mean is None):
+            raise InvalidInput("model", f"{name}: {type(layer).__name__}", "no statistics of a batch: freeze it (eval)")
+        if instance and layer.training and layer.track_running_stats:
+            raise InvalidInput("model", f"{name}: {type(layer).__name__}", "no running statistics of private data")
+
+
+class _Gradient(Protocol):
+    """The gradients of one parameter, for all rows."""
+
+    def squares(self) -> torch.Tensor:
+        """(n,) The squared norm of each row's, rounded up."""
+
+    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
+        """Their sum, each times its factor."""
+
+    def each(self) -> torch.Tensor:
+        """(n, …) Written down."""
+
+    def clear(self, rows: torch.Tensor) -> None:
+        """Make those of these rows zero."""
+
+
+_Gradients: TypeAlias = dict[nn.Parameter, _Gradient]
+_Found: TypeAlias = Iterator[tuple[nn.Parameter, _Gradient]]
+
+
+@dataclass(slots=True)
+class _Written:
+    """Row by row, where that is small."""
+
+    rows: torch.Tensor  # (n, …)
+
+    def squares(self) -> torch.Tensor:
+        return _squares(self.rows.flatten(1))
+
+    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
+        return factors @ self.rows.flatten(1)
+
+    def each(self) -> torch.Tensor:
+        return self.rows
+
+    def clear(self, rows: torch.Tensor) -> None:
+        self.rows = _cleared(self.rows, rows)
+
+
+@dataclass(slots=True)
+class _Product:
+    """came[i]ᵀ · went[i] for row i, of one place: a linear layer on vectors."""
+
+    went: torch.Tensor  # (n, inputs)
+    came: torch.Tensor  # (n, outputs)
+
+    def squares(self) -> torch.Tensor:
+        return _squares(self.went) * _squares(self.came)
+
+    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
+        return (self.came * factors[:, None]).T @ self.went
+
+    def each(self) -> torch.Tensor:
+        return self.came[:, :, None] * self.went[:, None, :]
+
+    def clear(self, rows: torch.Tensor) -> None:
+        self.went, self.came = _cleared(self.went, rows), _cleared(self.came, rows)
+
+
+@dataclass(slots=True)
+class _Places:
+    """Σ over places p of came[i, p]ᵀ · went[i, p] for row i: a layer that is applied at many places."""
+
+    went: torch.Tensor  # (n, places, inputs)
+    came: torch.Tensor  # (n, places, outputs)
+
+    def squares(self) -> torch.Tensor:
+        """‖Σ_p c_pᵀ w_p‖² = Σ_{p, q} (w_p · w_q)(c_p · c_q), in float64: a row may be made so that terms cancel."""
+        products = _pairs(self.went) * _pairs(self.came)
+        return _summed(products, products.sum((1, 2))).to(self.came.dtype)
+
+    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
+        return (self.came * factors[:, None, None]).flatten(0, 1).T @ self.went.flatten(0, 1)
+
+    def each(self) -> torch.Tensor:
+        return torch.bmm(self.came.mT, self.went)
+
+    def clear(self, rows: torch.Tensor) -> None:
+        self.went, self.came = _cleared(self.went, rows), _cleared(self.came, rows)
+
+
+@dataclass(slots=True)
+class _Looked:
+    """Rows of a table that were looked up: what came back is added at their places."""
+
+    went: torch.Tensor  # (n, places) of whole numbers
+    came: torch.Tensor  # (n, places, width)
+    table: int
+    ignored: int | None
+
+    def squares(self) -> torch.Tensor:
+        same = (self.went[:, :, None] == self.went[:, None, :]) & self._counted()[:, :, None]
+        products = _pairs(self.came) * same
+        return _summed(products, products.sum((1, 2))).to(self.came.dtype)
+
+    def weighted(self, factors: torch.Tensor) -> torch.Tensor:
+        came = self.came * (factors[:, None] * self._counted())[:, :, None]
+        return came.new_zeros(self.table, came.shape[2]).index_add_(0, self.went.flatten(), came.flatten(0, 1))
+
+    def each(self) -> torch.Tensor:
+        came = self.came * self._counted()[:, :, None]
+        rows = came.new_zeros(len(came), self.table, came.shape[2])
+        return rows.scatter_add_(1, self.went[:, :, None].expand_as(came), came)
+
+    def clear(self, rows: torch.Tensor) -> None:
+        self.came = _cleared(self.came, rows)
+
+    def _counted(self) -> torch.Tensor:
+        return torch.ones_like(self.went, dtype=torch.bool) if self.ignored is None else self.went != self.ignored
+
+
+def _cleared(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return values.masked_fill(rows.view(-1, *(1,) * (values.ndim - 1)), 0)
+
+
+def _squares(rows: torch.Tensor) -> torch.Tensor:
+    """(n, width) to (n,): squared norms, none too small to be multiplied."""
+    return torch.linalg.vector_norm(rows, dim=1).square_().clamp_(min=_LEAST)
+
+
+def _pairs(rows: torch.Tensor) -> torch.Tensor:
+    """(n, places, width) to (n, places, places): products of all pairs."""
+    exact = rows.to(torch.float64)
+    return torch.bmm(exact, exact.mT)
+
+
+def _summed(products: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Squared norms of sums over places, given products of all pairs of terms, as float32 may make of them.
+
+    Where large terms cancel, what is summed in float32 is rounding: up to places · 2⁻²⁴ · Σ ‖term‖ (Higham 2002,
+    section 3.1), however small the sum is in truth. It counts where it is no longer small beside the norm; below that
+    it is no more than the rounding of a sum over rows.
+    """
+    sizes = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1)
+    lost = products.shape[1] * 2.0**-23 * sizes
+    norms = squares.clamp(min=0).sqrt()
+    return torch.where(lost > _CANCELLED * norms, norms + lost, norms).square()
+
+
+def _places(went: torch.Tensor, came: torch.Tensor) -> _Gradient:
+    """(n, places, inputs) and (n, places, outputs), in the form that takes least."""
+    if went.shape[1] == 1:
+        return _Product(went[:, 0], came[:, 0])
+    pairs = _Places(went, came)
+    return pairs if _cheaper_in_pairs(went.shape[1], went.shape[2] * came.shape[2]) else _Written(pairs.each())
+
+
+def _cheaper_in_pairs(places: int, size: int) -> bool:
+    """Whether products of all pairs of places, 2 · places², are fewer than the numbers of a row's gradient.
+
+    Whichever are fewer are written down (Bu, Mao & Xu 2022, arXiv 2205.10683).
+    """
+    return 2 * places**2 < size
+
+
+def _linear(layer: nn.Linear, went: torch.Tensor, came: torch.Tensor) -> _Found:
+    if came.ndim > 2:
+        went, came = went.flatten(1, -2), came.flatten(1, -2)
+    else:
+        went, came = went[:, None], came[:, None]
+    if layer.weight.requires_grad:
+        yield layer.weight, _places(went, came)
+    if layer.bias is not None:
+        yield layer.bias, _Written(came.sum(1) if came.shape[1] > 1 else came[:, 0])
+
+
+def _convolution(layer: nn.Conv2d, went: torch.Tensor, came: torch.Tensor) -> _Found:
+    came = came.flatten(2)  # (n, outputs, places)
+    if layer.bias is not None:
+        yield layer.bias, _Written(came.sum(2))
+    if not layer.weight.requires_grad:
+        return
+    padded = _padded(layer, went)
+
+    def patches(rows: slice) -> torch.Tensor:  # (n, inputs, places)
+        return functional.unfold(padded[rows], layer.kernel_size, dilation=layer.dilation, stride=layer.stride)
+
+    if layer.groups == 1 and _cheaper_in_pairs(came.shape[2], layer.weight.numel()):
+        yield layer.weight, _places(patches(slice(None)).mT, came.mT)
+        return
+    # (n, groups, outputs, inputs) some rows at a time, so that their patches stay in a cache.
+    grouped = came.unflatten(1, (layer.groups, -1))
+    written = came.new_empty(*grouped.shape[:3], layer.weight[0].numel())
+    together = max(1, _CACHED // (layer.weight[0].numel() * layer.groups * came.shape[2]))
+    for start in range(0, len(came), together):
+        rows = slice(start, start + together)
+        torch.matmul(grouped[rows], patches(rows).unflatten(1, (layer.groups, -1)).mT, out=written[rows])
+    yield layer.weight, _Written(written)
+
+
+def _padded(layer: nn.Conv2d, went: torch.Tensor) -> torch.Tensor:
+    """What the convolution saw, with what it padded written out."""
+    sides: list[int] = []
+    for axis in (1, 0):  # the last axis first
+        if layer.padding == "same":
+            both = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+            sides += [both // 2, both - both // 2]
+        else:
+            sides += [0, 0] if layer.padding == "valid" else [layer.padding[axis]] * 2
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return functional.pad(went, sides, mode=mode) if any(sides) else went
+
+
+def _normalised(layer: nn.Module, went: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """What a layer multiplies by its weight, and the axes that it repeats the weight along, rows left out."""
+    match layer:
+        case nn.LayerNorm():
+            axes = tuple(range(1, went.ndim - len(layer.normalized_shape)))
+            return functional.layer_norm(went, layer.normalized_shape, eps=layer.eps), axes
+        case nn.GroupNorm():
+            return functional.group_norm(went, layer.num_groups, eps=layer.eps), tuple(range(2, went.ndim))
+        case Affine():
+            return went, tuple(range(2, went.ndim))
+        case _:
+            assert isinstance(layer, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001
+            plain = functional.batch_norm(went, layer.running_mean, layer.running_var, eps=layer.eps)
+            return plain, tuple(range(2, went.ndim))
+
+
+def _affine(layer: nn.Module, went: torch.Tensor, came: torch.Tensor) -> _Found:
+    plain, axes = _normalised(layer, went)
+    weight, bias = (layer.scale, layer.shift) if isinstance(layer, Affine) else (layer.weight, layer.bias)
+    if weight is not None:
+        yield weight, _Written((came * plain).sum(axes) if axes else came * plain)
+    if bias is not None:
+        yield bias, _Written(came.sum(axes) if axes else came)
+
+
+def _embedding(layer: nn.Embedding, went: torch.Tensor, came: torch.Tensor) -> _Found:
+    went = went.reshape(len(went), -1)
+    came = came.reshape(*went.shape, came.shape[-1])
+    yield layer.weight, _Looked(went, came, layer.num_embeddings, layer.padding_idx)
+
+
+_LAYERS: Final[dict[type[nn.Module], Callable[[Any, torch.Tensor, torch.Tensor], _Found]]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.LayerNorm: _affine,
+    nn.GroupNorm: _affine,
+    nn.BatchNorm1d: _affine,
+    nn.BatchNorm2d: _affine,
+    Affine: _affine,
+    nn.Embedding: _embedding,
+}
+
+
+def _trained(layer: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+
+
+def _known(module: nn.Module) -> bool:
+    """Whether every layer that is trained is one of the table's, and not a kind of its own derived from one."""
+    for layer in module.modules():
+        if _trained(layer):
+            odd = isinstance(layer, nn.Embedding) and (layer.scale_grad_by_freq or layer.max_norm is not None)
+            if type(layer) not in _LAYERS or odd:
+                return False
+    return True
+
+
+def _recorded(module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Loss) -> _Gradients:
+    """One forward and one backward pass that writes down what went into each layer and what came back to it."""
+    uses: list[tuple[nn.Module, torch.Tensor, int, GradientEdge]] = []
+
+    def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        [went] = inputs
+        if len(went) != len(x) or len(output) != len(x):
+            raise InvalidInput("model", type(layer).__name__, "layers that keep the rows on their first axis")
+        # The edge stays that of this output although an activation may overwrite it in place.
+        version = went._version  # noqa: SLF001
+        uses.append((layer, went.detach(), version, torch.autograd.graph.get_gradient_edge(output)))
+
+    hooks = [layer.register_forward_hook(record) for layer in module.modules() if _trained(layer)]
+    try:
+        with torch.enable_grad():
+            losses = loss(module(x), y)
+        assert losses.shape == (len(x),), "one loss for each row"
+        came = torch.autograd.grad(losses.sum(), [use[3] for use in uses], allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    found: dict[nn.Parameter, list[_Gradient]] = {}
+    with torch.no_grad():
+        for (layer, went, version, _), back in zip(uses, came, strict=True):
+            assert went._version == version, f"what went into {type(layer).__name__} was overwritten"  # noqa: SLF001
+            if back is None:
+                continue
+            for parameter, gradient in _LAYERS[type(layer)](layer, went, back):
+                if parameter.requires_grad:
+                    found.setdefault(parameter, []).append(gradient)
+        return {parameter: _one(parameter, uses) for parameter, uses in found.items()}
+
+
+def _one(parameter: nn.Parameter, uses: list[_Gradient]) -> _Gradient:
+    """The gradient of a parameter that was used so often: its norm is not to be had from those of its parts."""
+    if len(uses) == 1:
+        return uses[0]
+    return _Written(torch.stack([use.each().flatten(1) for use in uses]).sum(0).unflatten(1, parameter.shape))
+
+
+def _by_opacus(module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Loss) -> _Gradients:
+    """The gradient of every row, written down."""
+    from opacus.grad_sample import GradSampleModule  # noqa: PLC0415  # it takes seconds, and few models need it
+
+    parameters = trainable(module)
+    problem = InvalidInput("model", type(module).__name__, "layers whose gradients can be had row by row")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, on hooks that Opacus sets
+        try:
+            wrapped = GradSampleModule(module, loss_reduction="sum", strict=False)  # refuse_mixing is our check
+        except NotImplementedError:
+            raise problem from None
+        try:
+            with torch.enable_grad():
+                loss(wrapped(x), y).sum().backward()
+            if any(each.grad is not None and each.grad_sample is None for each in parameters):
+                raise problem
+            return {each: _Written(each.grad_sample.detach()) for each in parameters if each.grad_sample is not None}
+        finally:
+            wrapped.to_standard_module()
+            module.zero_grad()

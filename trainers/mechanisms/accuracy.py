@@ -1,0 +1,77 @@
+"""How often released models are right on private rows: two noisy counts, and their ratio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from accountant.errors import InvalidInput
+from trainers.labels import texts
+from trainers.noise import on_grid
+from trainers.ports import Made
+from trainers.predictors import BATCH, predict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainers.ports import Rows, Run
+
+
+def run(run: Run) -> Made:
+    """Noisy counts of right and of wrong answers, each row of a datapoint counting for its share of one.
+
+    A label that no model knows is answered wrongly, as is every row where no label was released. The share of right
+    answers is taken of the noisy counts and not of the slots, since how many of those are null is private.
+    """
+    [rows] = run.rows
+    released = [run.inputs[f"models.{place}"] for place in range(len(run.recipe["models"]))]
+    if len(rows.y) != len(rows):
+        raise InvalidInput("data.y", "nothing", "the labels that answers are compared with")
+    answers = predict(
+        released,
+        _whole_batches(rows.x),
+        backbones=run.backbones,
+        aggregation=run.recipe["aggregation"],
+        device=run.device,
+    )[: len(rows)]
+    right = np.array(texts(rows.y), dtype=np.str_) == answers if len(rows) else np.zeros(0, dtype=np.bool_)
+    noisy = _noisy(torch.tensor(_shares(right, rows), dtype=torch.float64), run)
+    run.progress(1, 1)
+    correct, wrong = noisy.tolist()
+    total = correct + wrong
+    return Made(
+        tensors={},
+        facts={
+            "correct": correct,
+            "wrong": wrong,
+            "accuracy": min(1.0, max(0.0, correct / total)) if total > 0 else 0.0,
+            "models": [each.release for each in released],
+        },
+    )
+
+
+def _whole_batches(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The rows, and rows of zeros until the last batch is as large as all others.
+
+    The last digits of a product depend on how many rows it has. In a batch that grows by one row, all rows that lie on
+    the border between two answers could change theirs: a datapoint would move the counts by more than one.
+    """
+    whole = np.zeros((-(-len(x) // BATCH) * BATCH, *x.shape[1:]), dtype=np.float32)
+    whole[: len(x)] = x
+    return whole
+
+
+def _shares(right: NDArray[np.bool_], rows: Rows) -> tuple[float, float]:
+    """What is counted: at most 1 in all for a datapoint, whatever the number of its rows."""
+    return np.count_nonzero(right) / rows.rows_per_unit, np.count_nonzero(~right) / rows.rows_per_unit
+
+
+def _noisy(counts: torch.Tensor, run: Run) -> torch.Tensor:
+    given = run.parameters
+    if given["noise"] == "gaussian":
+        return run.noise.noisy(counts, given["noise_multiplier"])
+    # In one dimension spherical noise is Laplace noise; each count gets its own.
+    drawn = torch.cat([run.noise.spherical_laplace(1, given["scale"]) for _ in counts])
+    return on_grid(counts + drawn, given["scale"])

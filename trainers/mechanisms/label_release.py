@@ -1,0 +1,110 @@
+"""Label release: which labels exist, each told with a probability that depends on its number of datapoints alone.
+
+Only whether a label is told leaves this module, so no noise is drawn for its own sake: a uniform number is compared
+with the probability, digit by digit, until they differ. That is the law that was paid for, exactly, for every rule.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from accountant.partition import LaplaceThreshold, Optimal, SteepestTest, TruncatedGeometric, per_label
+from trainers.labels import distinct, texts
+from trainers.ports import Made
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from accountant.partition import LabelRelease
+    from trainers.noise import Noise
+    from trainers.ports import Rows, Run
+
+RULES: Final[Mapping[str, type[LabelRelease]]] = MappingProxyType(
+    {"geometric": TruncatedGeometric, "optimal": Optimal, "laplace": LaplaceThreshold, "binary": SteepestTest}
+)
+
+_TABLE: Final = 1 << 20  # labels that are whole numbers may be so large, however few they are
+_CLEAR: Final = 1e-9  # of a probability and a word in floats, which are right to 1e-12
+_WORD: Final = 64
+
+
+def run(run: Run) -> Made:
+    """The labels that are told, in rising order: whole numbers by value, texts by their signs."""
+    [rows] = run.rows
+    given = run.parameters
+    each = per_label(epsilon=given["epsilon"], delta=given["delta"], labels=given["labels_per_unit"])
+    rule = RULES[given["rule"]](epsilon=each.epsilon, delta=each.delta)
+    labels, sizes = counted(rows, labels_per_unit=given["labels_per_unit"])
+    kept = labels[told(sizes, rule, run.noise)]
+    run.progress(1, 1)
+    return Made(tensors={}, facts={"labels": texts(kept)})
+
+
+def counted(rows: Rows, *, labels_per_unit: int) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+    """Every label that somebody carries, and by how many datapoints it is carried.
+
+    A datapoint counts once for a label, and for the first `labels_per_unit` of its labels: what it adds depends on
+    nobody else.
+    """
+    if rows.rows_per_unit == 1:
+        return _sizes(rows.y)
+    labels, which = distinct(rows.y)
+    # Whoever carries a label twice counts at the first row that has it. Rows of a datapoint stand together.
+    order = np.argsort(rows.unit * max(1, len(labels)) + which, kind="stable")
+    unit, label = rows.unit[order], which[order]
+    again = np.zeros(len(order), dtype=np.bool_)
+    again[order[1:]] = (unit[1:] == unit[:-1]) & (label[1:] == label[:-1])
+    unit, label = rows.unit[~again], which[~again]
+    first = np.searchsorted(unit, unit)
+    allowed = np.arange(len(unit)) - first < labels_per_unit
+    sizes = np.bincount(label[allowed], minlength=len(labels))
+    return labels[sizes > 0], sizes[sizes > 0]
+
+
+def _sizes(y: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+    """Whole numbers that index a table are counted in one pass, after one that finds the largest."""
+    if y.dtype.kind in "iu" and y.dtype.itemsize < 8:
+        y = y.astype(np.int64)
+    # Read without its sign, a negative number is larger than any table.
+    if y.dtype.kind in "iu" and len(y) and y.view(np.uint64).max() < max(_TABLE, 4 * len(y)):
+        sizes = np.bincount(y.view(np.int64))
+        present = np.flatnonzero(sizes)
+        return present, sizes[present]
+    labels, which = distinct(y)
+    return labels, np.bincount(which, minlength=len(labels))
+
+
+def told(sizes: NDArray[np.int64], rule: LabelRelease, noise: Noise) -> NDArray[np.bool_]:
+    """Whether each label is told: independently, with exactly the probability π of its size.
+
+    A word decides where it is clear of π in floats by more than they can be wrong; that leaves about one label in
+    10⁸, which is decided by as many further digits as it takes.
+    """
+    probability = rule.inclusion_probability(sizes)
+    words = noise.words(len(sizes))
+    above = words * 2.0**-_WORD
+    above -= probability
+    yes = above < 0
+    undecided = np.flatnonzero(np.abs(above, out=above) < _CLEAR)
+    for place in undecided.tolist():
+        yes[place] = sizes[place] > 0 and _below(int(words[place]), int(sizes[place]), rule, noise)
+    return yes
+
+
+def _below(drawn: int, size: int, rule: LabelRelease, noise: Noise) -> bool:
+    """Whether a uniform number that begins with this word is below π(size)."""
+    bits, digits = _WORD, 40
+    while True:
+        middle, error = Fraction(rule.exactly(size, digits=digits)), Fraction(1, 10**digits)
+        if Fraction(drawn + 1, 1 << bits) <= middle - error:
+            return True
+        if Fraction(drawn, 1 << bits) >= middle + error:
+            return False
+        drawn = drawn << _WORD | int(noise.words(1)[0])
+        bits, digits = bits + _WORD, digits + 20

@@ -1,0 +1,193 @@
+"""Chance for mechanisms: words of a stream cipher, and what is drawn from them.
+
+Whoever knows all records but one can subtract them from a release and look at the noise itself. A generator whose state
+can be solved for from its outputs would then give away the noise on the last record, and torch's generator for the CPU
+starts from 32 bits, which can be tried out. So every bit here comes from AES-256 in counter mode under a key of the
+operating system, which lives and ends with the `Noise` that holds it.
+
+Floating-point numbers are not reals: what is drawn is a Gaussian up to rounding, and low bits would show what was added
+to what (Mironov 2012). `noisy` keeps none of them: it rounds to a public grid that is coarse beside the rounding, and
+fine beside the noise. docs/trainers.md has the figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_CHUNK: Final = 1 << 15  # normals at a time: what is between fits a cache
+_ZEROS: Final = bytes(8 * _CHUNK)
+_AHEAD: Final = 1 << 16  # normals at a time for what is to come
+_BLOCK: Final = 16  # bytes that the cipher may want beyond its output
+_GRID_BITS: Final = 10
+
+
+class Noise:
+    """A source of chance. What was drawn from a `repeatable` one protects nobody and must not be released."""
+
+    def __init__(self, key: bytes, *, releasable: bool) -> None:
+        self._cipher = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+        self._words = np.empty(8 * _CHUNK + _BLOCK, dtype=np.uint8)  # fresh memory would take longer than the cipher
+        self.releasable = releasable
+
+    @classmethod
+    def fresh(cls) -> Noise:
+        """Chance that nobody has seen: 256 bits of the operating system's."""
+        return cls(secrets.token_bytes(32), releasable=True)
+
+    @classmethod
+    def repeatable(cls, seed: int) -> Noise:
+        """The same at every call, for tests and benchmarks."""
+        return cls(hashlib.sha256(f"stint test noise {seed}".encode()).digest(), releasable=False)
+
+    def __repr__(self) -> str:
+        """Without the key, which must not get into a log."""
+        return f"Noise(releasable={self.releasable})"
+
+    __reduce__ = None  # type: ignore[assignment]  # a copy would draw the same again
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Independent uniform words of 64 bits."""
+        return self._drawn(8 * count).view(np.uint64)
+
+    def _drawn(self, count: int) -> NDArray[np.uint8]:
+        """So many bytes of the stream."""
+        drawn = np.empty(count + _BLOCK, dtype=np.uint8)
+        self._cipher.update_into(bytes(count), drawn.data)
+        return drawn[:count]
+
+    def integer(self, below: int) -> int:
+        """A uniform integer in [0, below), exactly."""
+        assert below > 0
+        bits = (below - 1).bit_length()
+        while True:
+            drawn = int.from_bytes(self._cipher.update(bytes((bits + 7) // 8)), "little") & ((1 << bits) - 1)
+            if drawn < below:
+                return drawn
+
+    def chosen(self, count: int, probability: float) -> NDArray[np.int64]:
+        """Which of `count` things a Poisson sample holds: each by its own coin, heads with at most `probability`.
+
+        A coin is 64 bits below a threshold: the probability rounded down to a multiple of 2⁻⁶⁴, so that nobody is in
+        more samples than was paid for. The first 16 bits nearly always decide, and the others are drawn where not.
+        """
+        assert 0 <= probability <= 1
+        if probability == 1:
+            return np.arange(count, dtype=np.int64)
+        first, rest = divmod(int(math.ldexp(probability, 64)), 1 << 48)
+        coins = self._drawn(2 * count).view(np.uint16)
+        heads = coins < first
+        open_ = np.flatnonzero(coins == first)
+        heads[open_] = self.words(len(open_)) >> np.uint64(16) < np.uint64(rest)
+        return np.flatnonzero(heads)
+
+    def normals(
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """Independent standard normals, computed in float64 (Box & Muller 1958).
+
+        A radius has 64 random bits, so that it reaches 9.4; what is missing beyond that has probability 5e-20 each.
+        """
+        drawn = torch.empty(tuple(shape), dtype=dtype, device=device)
+        self._fill(drawn.view(-1))
+        return drawn
+
+    def _fill(self, drawn: torch.Tensor) -> None:
+        """Normals into a vector."""
+        count, device = len(drawn), drawn.device
+        between = torch.empty((3, (min(count, _CHUNK) + 1) // 2), dtype=torch.float64, device=device)
+        for start in range(0, count, _CHUNK):
+            part = drawn[start : start + _CHUNK]
+            pairs = (len(part) + 1) // 2
+            self._cipher.update_into(memoryview(_ZEROS)[: 16 * pairs], self._words.data)
+            words = torch.from_numpy(self._words[: 16 * pairs].view(np.int64)).to(device)
+            radius, angle, turned = between[:, :pairs]
+            # Without its sign a word is exact where it is small, which is where the radius is large.
+            radius.copy_(words[:pairs]).abs_().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+            angle.copy_(words[pairs:]).mul_(math.pi * 2.0**-63)
+            torch.mul(radius, torch.cos(angle, out=turned), out=part[:pairs])
+            rest = len(part) - pairs
+            torch.mul(radius[:rest], angle.sin_()[:rest], out=part[pairs:])
+
+    @contextmanager
+    def ahead(self, size: int, *, device: torch.device | str = "cpu") -> Iterator[Callable[[], torch.Tensor]]:
+        """A function whose calls give `size` normals each, in float64, of a stream of its own.
+
+        Where torch leaves a core to spare, another thread draws them before they are asked for, since torch and the
+        cipher let go of Python's lock; they are the same elsewhere. What was drawn and not asked for is forgotten. A
+        vector may be changed, and is to be used before the next is asked for: its memory is filled again.
+        """
+        stream = Noise(self._drawn(32).tobytes(), releasable=self.releasable)
+        blocks = torch.empty((2, max(1, _AHEAD // max(size, 1)), size), dtype=torch.float64, device=device)
+
+        def in_turn() -> Iterator[torch.Tensor]:
+            while True:
+                stream._fill(blocks[0].view(-1))
+                yield from blocks[0]
+
+        def meanwhile(thread: ThreadPoolExecutor) -> Iterator[torch.Tensor]:
+            here, coming = blocks
+            filled = thread.submit(stream._fill, coming.view(-1))
+            while True:
+                filled.result()
+                here, coming = coming, here
+                filled = thread.submit(stream._fill, coming.view(-1))
+                yield from here
+
+        if torch.get_num_threads() < (os.cpu_count() or 1):
+            with ThreadPoolExecutor(1, thread_name_prefix="noise") as thread:
+                yield meanwhile(thread).__next__
+        else:
+            yield in_turn().__next__
+
+    def noisy(self, exact: torch.Tensor, deviation: float) -> torch.Tensor:
+        """`exact` with Gaussian noise, in float64, on a grid of which the deviation is about a thousand steps."""
+        step = grid_step(deviation)
+        drawn = self.normals(exact.shape, dtype=torch.float64, device=exact.device)
+        return drawn.mul_(deviation / step).add_(exact, alpha=1 / step).round_().mul_(step)
+
+    def spherical_laplace(self, size: int, scale: float) -> torch.Tensor:
+        """A vector with density proportional to exp(−‖v‖ / scale): a Gamma(size) norm in a uniform direction.
+
+        By Marsaglia & Tsang 2000; the norm is its scale times about `size`.
+        """
+        assert size >= 1
+        direction = self.normals((size,), dtype=torch.float64)
+        norm = float(direction.norm())
+        return direction * (scale * self._gamma(size) / norm)
+
+    def _gamma(self, shape: int) -> float:
+        rest = shape - 1 / 3
+        while True:
+            normal = float(self.normals((1,), dtype=torch.float64))
+            cube = (1 + normal / math.sqrt(9 * rest)) ** 3
+            if cube <= 0:
+                continue
+            uniform = (int(self.words(1)[0]) + 1) * 2.0**-64
+            if math.log(uniform) < normal * normal / 2 + rest - rest * cube + rest * math.log(cube):
+                return rest * cube
+
+
+def grid_step(deviation: float) -> float:
+    """The power of two to whose multiples noisy values are rounded: between 2⁻¹¹ and 2⁻¹⁰ of the deviation."""
+    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _GRID_BITS)
+
+
+def on_grid(values: torch.Tensor, deviation: float) -> torch.Tensor:
+    """Rounded to the grid of this deviation: no bits are left that tell of a sum."""
+    step = grid_step(deviation)
+    return (values / step).round_().mul_(step)

@@ -1,0 +1,218 @@
+"""The training loop of every mechanism that descends along noisy gradients.
+
+Reading order: `train` takes steps; each step asks every source for a `noisy_gradient`, combines them, and moves the
+weights. Everything after the noise is post-processing, so the optimiser and `combine` may be anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainers.clipping import Loss, clipped_sum, cross_entropy, refuse_mixing, trainable
+from trainers.noise import grid_step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainers.noise import Noise
+    from trainers.ports import Progress, Rows
+
+Gradient: TypeAlias = list[torch.Tensor]
+#: From the noisy gradients of the sources of a step to the one that is followed.
+Combine: TypeAlias = Callable[[Sequence[Gradient]], Gradient]
+#: From the number of a step to the sources that it samples.
+Schedule: TypeAlias = Callable[[int], Sequence[int]]
+#: Standard normals in float64, one for each trainable weight.
+Draw: TypeAlias = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One stream of samples: each of `slots` datapoints is in a sample by a coin of its own.
+
+    A datapoint may have up to `rows_per_unit` rows. Each is clipped to its share of `clip_norm`, so that together they
+    add no more than that. The noise on a sum has the deviation noise_multiplier · clip_norm.
+    """
+
+    x: torch.Tensor  # (n, …)
+    y: torch.Tensor  # (n,) of whole numbers
+    unit: NDArray[np.int64]  # (n,) the slot of each row, rising
+    slots: int
+    rows_per_unit: int
+    sampling_probability: float
+    noise_multiplier: float
+    clip_norm: float
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        labels: NDArray[np.int64],
+        *,
+        sampling_probability: float,
+        noise_multiplier: float,
+        clip_norm: float,
+        device: str = "cpu",
+    ) -> Source:
+        """The rows with the labels that a label space gives them. Below 0 is no label: such a row is null."""
+        kept = labels >= 0
+        return cls(
+            x=torch.from_numpy(rows.x[kept]).to(device),
+            y=torch.from_numpy(labels[kept]).to(device),
+            unit=rows.unit[kept],
+            slots=rows.slots,
+            rows_per_unit=rows.rows_per_unit,
+            sampling_probability=sampling_probability,
+            noise_multiplier=noise_multiplier,
+            clip_norm=clip_norm,
+        )
+
+    @property
+    def expected(self) -> float:
+        """What sums are divided by: the datapoints that a sample has on average, of slots and not of rows."""
+        return max(1.0, self.sampling_probability * self.slots)
+
+    def batch(self, most: int) -> int:
+        """Rows that are computed at a time: a public number that a sample seldom exceeds, but no more than `most`."""
+        usual = self.rows_per_unit * self.expected
+        return min(most, 32 * math.ceil((usual + 2 * math.sqrt(usual)) / 32))
+
+    def sample(self, noise: Noise) -> torch.Tensor:
+        """Which rows a Poisson sample of the datapoints has. Private."""
+        chosen = np.zeros(self.slots, dtype=np.bool_)
+        chosen[noise.chosen(self.slots, self.sampling_probability)] = True
+        return torch.from_numpy(np.flatnonzero(chosen[self.unit])).to(self.x.device)
+
+
+def noisy_gradient(
+    module: nn.Module,
+    source: Source,
+    noise: Noise,
+    *,
+    normaliser: float | None = None,
+    physical_batch: int = 512,
+    loss: Loss = cross_entropy,
+    draw: Draw | None = None,
+) -> Gradient:
+    """(Σ of clipped gradients of a Poisson sample + Gaussian noise) / normaliser, a public constant.
+
+    An empty sample is not special: it is a step of noise alone. A large one is added up in parts of at most
+    `physical_batch` rows, all of one public size, so that what a row adds does not depend on how many others there are.
+    `draw` gives normals that were drawn `ahead`.
+    """
+    parameters = trainable(module)
+    deviation = source.noise_multiplier * source.clip_norm
+    step = grid_step(deviation)
+    normals = draw() if draw else noise.normals((size_of(parameters),), dtype=torch.float64, device=source.x.device)
+    total = normals.mul_(deviation / step)  # in steps of the grid: noise, to which the gradients are added
+    parts = unflattened(total, parameters)
+    batch = source.batch(physical_batch)
+    for rows in source.sample(noise).split(batch):
+        clipped = clipped_sum(
+            module,
+            source.x[rows],
+            source.y[rows],
+            clip_norm=source.clip_norm / source.rows_per_unit,
+            loss=loss,
+            batch=batch,
+        )
+        for part, each in zip(parts, clipped, strict=True):
+            part.add_(each, alpha=1 / step)
+    gradient = total.round_().to(torch.float32).mul_(step / (normaliser or source.expected))
+    return unflattened(gradient, parameters)
+
+
+def size_of(parameters: Sequence[torch.Tensor]) -> int:
+    """How many weights there are in all."""
+    return sum(each.numel() for each in parameters)
+
+
+def unflattened(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Gradient:
+    """One vector as tensors of these shapes, in order."""
+    parts = flat.split([each.numel() for each in like])
+    return [part.view_as(each) for part, each in zip(parts, like, strict=True)]
+
+
+def first(gradients: Sequence[Gradient]) -> Gradient:
+    """The gradient of the first source."""
+    return gradients[0]
+
+
+def train(
+    module: nn.Module,
+    sources: Sequence[Source],
+    *,
+    steps: int,
+    noise: Noise,
+    optimiser: str,
+    learning_rate: float,
+    momentum: float = 0.0,
+    combine: Combine = first,
+    schedule: Schedule | None = None,
+    progress: Progress = lambda _done, _of: None,
+    physical_batch: int = 512,
+    loss: Loss = cross_entropy,
+) -> None:
+    """Take `steps` noisy steps, each from the sources that `schedule` names (all of them if there is none)."""
+    refuse_mixing(module)
+    parameters = trainable(module)
+    move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
+    with noise.ahead(size_of(parameters), device=parameters[0].device) as draw:
+        for step in range(steps):
+            sampled = sources if schedule is None else [sources[place] for place in schedule(step)]
+            gradients = [
+                noisy_gradient(module, source, noise, physical_batch=physical_batch, loss=loss, draw=draw)
+                for source in sampled
+            ]
+            move(combine(gradients))
+            progress(step + 1, steps)
+
+
+class Sgd:
+    """Gradient descent; `momentum` is the share of the last step that is taken again (Polyak 1964)."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], *, learning_rate: float, momentum: float) -> None:
+        self._parameters, self._rate, self._momentum = parameters, learning_rate, momentum
+        self._velocity = [torch.zeros_like(each) for each in parameters] if momentum else None
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def __call__(self, gradient: Gradient) -> None:
+        """One step."""
+        if self._velocity is not None:
+            for velocity, each in zip(self._velocity, gradient, strict=True):
+                velocity.mul_(self._momentum).add_(each)
+            gradient = self._velocity
+        for parameter, each in zip(self._parameters, gradient, strict=True):
+            parameter.sub_(each, alpha=self._rate)
+
+
+class Adam:
+    """Adam (Kingma & Ba 2015, Algorithm 1), with β₂ = 0.999; `momentum` is its β₁."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], *, learning_rate: float, momentum: float) -> None:
+        self._parameters, self._rate, self._momentum = parameters, learning_rate, momentum
+        self._mean = [torch.zeros_like(each) for each in parameters]
+        self._square = [torch.zeros_like(each) for each in parameters]
+        self._steps = 0
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def __call__(self, gradient: Gradient) -> None:
+        """One step."""
+        self._steps += 1
+        keep, keep_square = self._momentum, 0.999
+        rate = self._rate * (1 - keep_square**self._steps) ** 0.5 / (1 - keep**self._steps)
+        for parameter, mean, square, each in zip(self._parameters, self._mean, self._square, gradient, strict=True):
+            mean.mul_(keep).add_(each, alpha=1 - keep)
+            square.mul_(keep_square).addcmul_(each, each, value=1 - keep_square)
+            parameter.addcdiv_(mean, square.sqrt().add_(1e-8), value=-rate)
+
+
+OPTIMISERS: Final[Mapping[str, type[Sgd | Adam]]] = MappingProxyType({"sgd": Sgd, "adam": Adam})
