@@ -40,6 +40,9 @@ class Settings:
     sweep_seconds: float = _setting("STINT_SWEEP_SECONDS", 1.0, "how often holds that ran out are looked for")
     checkpoint_seconds: float = _setting("STINT_CHECKPOINT_SECONDS", 3600.0, "how often all heads are signed")
     statement_seconds: float = _setting("STINT_STATEMENT_SECONDS", 60.0, "the longest SQL statement of a request")
+    pause_seconds: float = _setting(
+        "STINT_PAUSE_SECONDS", 30.0, "how long a transaction may pause before the database takes its locks from it"
+    )
     artifacts: str = _setting(
         "STINT_ARTIFACTS", "", "the folder that workers publish to; empty: `artifacts` in the data folder"
     )
@@ -78,14 +81,14 @@ CONNECTIONS_BESIDE_WRITERS: Final = 2
 LEAST: Final[Mapping[str, float]] = {
     "port": 0, "connections": 1 + CONNECTIONS_BESIDE_WRITERS, "writers": 1, "batch": 1, "queue": 1, "requests": 1,
     "body_bytes": 1024, "upload_bytes": 1024, "hold_seconds": 1, "sweep_seconds": 0.01, "checkpoint_seconds": 1,
-    "statement_seconds": 0.1, "lease_seconds": 0.5, "attempts": 1, "job_seconds": 1,
+    "statement_seconds": 0.1, "pause_seconds": 1, "lease_seconds": 0.5, "attempts": 1, "job_seconds": 1,
 }  # fmt: skip
 #: Beyond these a value is a slip, or something fails later and far away: a date, a port, PostgreSQL's own limits.
 MOST: Final[Mapping[str, float]] = {
     "port": 65_535, "connections": 1000, "writers": 256, "batch": 10_000, "queue": 1_000_000, "requests": 100_000,
     "body_bytes": 2**30, "upload_bytes": 2**40, "hold_seconds": MAX_HOLD_SECONDS, "sweep_seconds": 3600,
-    "checkpoint_seconds": 31_536_000, "statement_seconds": 86_400, "lease_seconds": 86_400, "attempts": 100,
-    "job_seconds": 31_536_000,
+    "checkpoint_seconds": 31_536_000, "statement_seconds": 86_400, "pause_seconds": 86_400, "lease_seconds": 86_400,
+    "attempts": 100, "job_seconds": 31_536_000,
 }  # fmt: skip
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"log_level": ("DEBUG", "INFO", "WARNING", "ERROR")}
 

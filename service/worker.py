@@ -82,7 +82,7 @@ class Worker:
     async def run(self) -> None:
         """Take tickets as they come."""
         await asyncio.to_thread(self._tidy)
-        app = tickets.app(self._parts.database.url, role=ROLE)
+        app = tickets.app(self._parts.database.url, role=ROLE, pause_seconds=self._parts.settings.pause_seconds)
         app.task(name=tickets.TASK)(self.attempt)
         chores = [asyncio.create_task(self._keep_tidy())]
         if self._options.leashed:

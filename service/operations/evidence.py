@@ -238,6 +238,7 @@ def verify(database: Database, shelf: Books | None, population: str, *, trusted:
     problems: list[str] = []
     with database.transaction() as connection:
         connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))  # nobody waits for a reader
         row = connection.execute(_POPULATION, {"name": population}).one_or_none()
         if row is None:
             raise NotFound("population", population)

@@ -30,17 +30,22 @@ class Database:
     """A pool of connections; `transaction` commits at the end of its block or not at all."""
 
     def __init__(self, url: str, settings: Settings) -> None:
-        self.url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)  # for the driver
+        plain = make_url(url).set(drivername="postgresql")
+        self.url = plain.render_as_string(hide_password=False)  # for the driver
+        limits = {
+            "statement_timeout": settings.statement_seconds,
+            # A process that is suspended or cut off in the middle of a transaction would keep its locks for ever.
+            "idle_in_transaction_session_timeout": settings.pause_seconds,
+        }
+        asked = [f"-c {name}={int(seconds * 1000)}" for name, seconds in limits.items()]
+        options = " ".join([str(plain.query.get("options", "")), *asked]).strip()
         self.engine = _engine(
             url,
             pool_size=settings.connections,
             max_overflow=0,
             pool_timeout=30,
             pool_pre_ping=True,
-            connect_args={
-                "connect_timeout": 10,
-                "options": f"-c statement_timeout={int(settings.statement_seconds * 1000)}",
-            },
+            connect_args={"connect_timeout": 10, "options": options},
         )
 
         @event.listens_for(self.engine, "connect")

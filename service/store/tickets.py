@@ -93,11 +93,12 @@ def tidy(connection: Connection) -> None:
     connection.execute(_TIDY)
 
 
-def app(url: str, *, role: str) -> App:
-    """Procrastinate for a worker, with connections of its own that work as the service's role."""
+def app(url: str, *, role: str, pause_seconds: float) -> App:
+    """Procrastinate for a worker, with connections of its own that work as the service's role and keep no locks."""
 
     async def work_as_the_service(connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.execute(f"SET ROLE {role}".encode())
+        await connection.execute(f"SET idle_in_transaction_session_timeout = {int(pause_seconds * 1000)}".encode())
         await connection.commit()
 
     return App(

@@ -306,12 +306,15 @@ class Writer:
         connection.begin()
         raw = _driver(connection)
         wanted = [operation.idempotency.id for operation in batch if operation.idempotency is not None]
-        with raw.pipeline():  # one round trip
-            raw.execute("BEGIN")
-            locked = raw.execute(books.LOCK, {"names": [slot.name for slot in slots]})
-            answered = raw.execute(_SELECT_ANSWERS, {"ids": wanted}) if wanted else None
+        # One round trip, but no pipeline: the flush that ends one stops PostgreSQL's clock for a pause, and whoever is
+        # suspended from here on would keep its locks.
+        with psycopg.ClientCursor(raw) as cursor:
+            cursor.execute(_OPEN, {"names": [slot.name for slot in slots], "ids": wanted})
+            cursor.nextset()
+            locked = cursor.fetchall()
+            cursor.nextset()
+            known = _known(cursor)
         opened = books.opened(connection, slots, locked)
-        known = {} if answered is None else _known(answered)
         at = datetime.now(UTC)
         page = _Page(at, {slot.name: slot.id for slot in slots}, opened)
         answers: list[Answer | Exception] = []
@@ -531,4 +534,5 @@ WITH new AS (
     DELETE FROM hold WHERE release = ANY(CAST(%(ended)s AS text[]))
 )
 {_INSERT_ANSWERS}"""  # noqa: S608 - of constants
-_SELECT_ANSWERS = "SELECT id, digest, status, response FROM idempotency WHERE id = ANY(%(ids)s)"
+_SELECT_ANSWERS = "SELECT id, digest, status, response FROM idempotency WHERE id = ANY(CAST(%(ids)s AS bytea[]))"
+_OPEN = f"BEGIN; {books.LOCK}; {_SELECT_ANSWERS}"

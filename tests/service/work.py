@@ -61,6 +61,7 @@ def worker(parts: Parts, *words: str, planted: str = "", **variables: str) -> su
         "DATABASE_URL": parts.database.url,
         "STINT_DATA": str(parts.settings.data),
         "STINT_LEASE_SECONDS": str(parts.settings.lease_seconds),
+        "STINT_PAUSE_SECONDS": str(parts.settings.pause_seconds),
         "OMP_NUM_THREADS": "1",
         "PLANTED": planted,
         "PYTHONPATH": os.pathsep.join([str(PLANTED), str(ROOT)]),

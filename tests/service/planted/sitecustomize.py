@@ -3,7 +3,8 @@
 crash           a mechanism fails with its first row in the text of the exception, and says it aloud as well
 gate=FILE       a mechanism waits after its first step until the file is there
 die=commit      the worker kills itself (-9) when it would commit; die=publish: when it has committed
-pause=commit    the worker stops itself when it would commit, until somebody wakes it
+pause=commit    the worker stops itself when it would commit, until somebody wakes it; pause=decision: within the
+                transaction that would, with its population locked
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ def _in_worker(module: Any) -> None:
             module.jobs.commit = before(module.jobs.commit, fall(signal.SIGKILL))
         case {"pause": "commit"}:
             module.jobs.commit = before(module.jobs.commit, fall(signal.SIGSTOP))
+        case {"pause": "decision"}:
+            commit, stops = module.jobs.commit, [fall(signal.SIGSTOP)]
+            # Once: a decision whose connection is lost is made again.
+            module.jobs.commit = lambda **named: before(commit(**named), lambda: stops and stops.pop()())
         case {"die": "publish"}:
             module.Staging.publish = fall(signal.SIGKILL)
 
