@@ -11,9 +11,10 @@ Whatever a row does, its part of the sum is bounded: the factor is computed from
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 import torch
 from torch import nn
@@ -44,6 +45,14 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+class ClippedSum(Protocol):
+    """Sums of one network, prepared once for many batches."""
+
+    def __call__(
+        self, x: torch.Tensor, y: torch.Tensor, *, clip_norm: float, count: int | None = None
+    ) -> list[torch.Tensor]: ...
+
+
 def clipped_sum(
     module: nn.Module,
     x: torch.Tensor,
@@ -51,36 +60,61 @@ def clipped_sum(
     *,
     clip_norm: float,
     loss: Loss = cross_entropy,
-    batch: int | None = None,
+    count: int | None = None,
 ) -> list[torch.Tensor]:
     """Σ of the rows' gradients, each scaled to a norm of at most `clip_norm`, for each trainable parameter in order.
 
-    A row whose gradient is not finite adds nothing. Every layer keeps the rows on its first axis. With `batch`, as many
-    rows are computed, those that are missing as zeros that add nothing: products round differently in batches of
-    another size, and rows on the kink of a ReLU would all change sides when one more comes.
+    A row whose gradient is not finite adds nothing. Every layer keeps the rows on its first axis. Of rows after the
+    first `count` gradients are computed and add nothing: products round differently in batches of another size, and
+    rows on the kink of a ReLU would all change sides when one more comes.
     """
+    with clipping(module, loss=loss) as sums:
+        return sums(x, y, clip_norm=clip_norm, count=count)
+
+
+@contextmanager
+def clipping(module: nn.Module, *, loss: Loss = cross_entropy) -> Iterator[ClippedSum]:
+    """`clipped_sum` of this network, whose layers are looked at once; within the block nothing else may run it."""
     refuse_mixing(module)
-    parameters, rows = trainable(module), len(x)
-    if batch is not None and rows:
-        assert rows <= batch
-        x, y = (torch.cat([each, each.new_zeros(batch - rows, *each.shape[1:])]) for each in (x, y))
-    gradients = (_recorded if _known(module) else _by_opacus)(module, x, y, loss) if rows else {}
-    if not gradients:
-        return [torch.zeros_like(parameter) for parameter in parameters]
-    squares = torch.stack([gradient.squares() for gradient in gradients.values()]).sum(0)
-    bad = ~squares.isfinite()
-    if bool(bad.any()):  # 0 · ∞ is not 0
-        for gradient in gradients.values():
+    parameters = trainable(module)
+    with ExitStack() as stack:
+        gradients = stack.enter_context(_Tape(module)) if _known(module) else _by_opacus
+
+        def sums(x: torch.Tensor, y: torch.Tensor, *, clip_norm: float, count: int | None = None) -> list[torch.Tensor]:
+            counted = len(x) if count is None else count
+            found = gradients(module, x, y, loss) if counted else {}
+            if not found:
+                return [torch.zeros_like(parameter) for parameter in parameters]
+            with torch.no_grad():
+                factors = _factors(list(found.values()), clip_norm)
+                factors[counted:] = 0
+                return [
+                    found[parameter].weighted(factors).view_as(parameter)
+                    if parameter in found
+                    else torch.zeros_like(parameter)
+                    for parameter in parameters
+                ]
+
+        yield sums
+
+
+def _factors(gradients: Sequence[_Gradient], clip_norm: float) -> torch.Tensor:
+    """(n,) What each row is multiplied by; rows that are not finite become zero."""
+    squares = gradients[0].squares()
+    for gradient in gradients[1:]:
+        squares = squares + gradient.squares()
+    if not bool(squares.sum().isfinite()):  # of the rows or of their sum; 0 · ∞ is not 0
+        bad = ~squares.isfinite()
+        for gradient in gradients:
             gradient.clear(bad)
         squares = squares.masked_fill(bad, 1.0)
-    factors = squares.clamp_(min=_LEAST).rsqrt_().mul_((1 - _ROUNDING) * clip_norm).clamp_(max=1)
-    factors[rows:] = 0
-    return [
-        gradients[parameter].weighted(factors).view_as(parameter)
-        if parameter in gradients
-        else torch.zeros_like(parameter)
-        for parameter in parameters
-    ]
+    return squares.clamp(min=_LEAST).rsqrt_().mul_((1 - _ROUNDING) * clip_norm).clamp_(max=1)
+
+
+def is_smooth(module: nn.Module) -> bool:
+    """Whether the network has no kink that rounding could move a row across: linear layers alone."""
+    leaves = [layer for layer in module.modules() if next(layer.children(), None) is None]
+    return all(type(layer) in (nn.Linear, nn.Flatten, nn.Identity) for layer in leaves)
 
 
 def refuse_mixing(module: nn.Module) -> None:
@@ -354,38 +388,50 @@ def _known(module: nn.Module) -> bool:
     return True
 
 
-def _recorded(module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Loss) -> _Gradients:
+class _Tape:
     """One forward and one backward pass that writes down what went into each layer and what came back to it."""
-    uses: list[tuple[nn.Module, torch.Tensor, int, GradientEdge]] = []
 
-    def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = [layer for layer in module.modules() if _trained(layer)]
+        self._uses: list[tuple[nn.Module, torch.Tensor, int, GradientEdge]] = []
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        self._hooks = [layer.register_forward_hook(self._record) for layer in self._layers]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _record(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         [went] = inputs
-        if len(went) != len(x) or len(output) != len(x):
+        if len(went) != self._rows or len(output) != self._rows:
             raise InvalidInput("model", type(layer).__name__, "layers that keep the rows on their first axis")
         # The edge stays that of this output although an activation may overwrite it in place.
         version = went._version  # noqa: SLF001
-        uses.append((layer, went.detach(), version, torch.autograd.graph.get_gradient_edge(output)))
+        self._uses.append((layer, went.detach(), version, torch.autograd.graph.get_gradient_edge(output)))
 
-    hooks = [layer.register_forward_hook(record) for layer in module.modules() if _trained(layer)]
-    try:
-        with torch.enable_grad():
-            losses = loss(module(x), y)
-        assert losses.shape == (len(x),), "one loss for each row"
-        came = torch.autograd.grad(losses.sum(), [use[3] for use in uses], allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-    found: dict[nn.Parameter, list[_Gradient]] = {}
-    with torch.no_grad():
-        for (layer, went, version, _), back in zip(uses, came, strict=True):
-            assert went._version == version, f"what went into {type(layer).__name__} was overwritten"  # noqa: SLF001
-            if back is None:
-                continue
-            for parameter, gradient in _LAYERS[type(layer)](layer, went, back):
-                if parameter.requires_grad:
-                    found.setdefault(parameter, []).append(gradient)
-        return {parameter: _one(parameter, uses) for parameter, uses in found.items()}
+    def __call__(self, module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Loss) -> _Gradients:
+        self._rows, uses = len(x), self._uses
+        try:
+            with torch.enable_grad():
+                losses = loss(module(x), y)
+            assert losses.shape == (len(x),), "one loss for each row"
+            came = torch.autograd.grad(losses.sum(), [use[3] for use in uses], allow_unused=True)
+            found: dict[nn.Parameter, list[_Gradient]] = {}
+            with torch.no_grad():
+                for (layer, went, version, _), back in zip(uses, came, strict=True):
+                    kind = type(layer)
+                    assert went._version == version, f"what went into {kind.__name__} was overwritten"  # noqa: SLF001
+                    if back is None:
+                        continue
+                    for parameter, gradient in _LAYERS[kind](layer, went, back):
+                        if parameter.requires_grad:
+                            found.setdefault(parameter, []).append(gradient)
+                return {parameter: _one(parameter, parts) for parameter, parts in found.items()}
+        finally:
+            uses.clear()
 
 
 def _one(parameter: nn.Parameter, uses: list[_Gradient]) -> _Gradient:

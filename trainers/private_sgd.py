@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainers.clipping import Loss, clipped_sum, cross_entropy, refuse_mixing, trainable
+from trainers.clipping import ClippedSum, Loss, clipping, cross_entropy, is_smooth, trainable
 from trainers.noise import grid_step
 
 if TYPE_CHECKING:
@@ -100,33 +100,52 @@ def noisy_gradient(
     normaliser: float | None = None,
     physical_batch: int = 512,
     loss: Loss = cross_entropy,
-    draw: Draw | None = None,
 ) -> Gradient:
     """(Σ of clipped gradients of a Poisson sample + Gaussian noise) / normaliser, a public constant.
 
     An empty sample is not special: it is a step of noise alone. A large one is added up in parts of at most
-    `physical_batch` rows, all of one public size, so that what a row adds does not depend on how many others there are.
-    `draw` gives normals that were drawn `ahead`.
+    `physical_batch` rows. Where the network has kinks all parts are of one public size, so that what a row adds does
+    not depend on how many others there are; in place of those that are missing stand copies that add nothing.
     """
+    size, device = size_of(trainable(module)), source.x.device
+    with clipping(module, loss=loss) as sums:
+        return _noisy_gradient(
+            module,
+            source,
+            noise,
+            sums=sums,
+            draw=lambda: noise.normals((size,), dtype=torch.float64, device=device),
+            normaliser=normaliser or source.expected,
+            physical_batch=physical_batch,
+        )
+
+
+def _noisy_gradient(
+    module: nn.Module,
+    source: Source,
+    noise: Noise,
+    *,
+    sums: ClippedSum,
+    draw: Draw,
+    normaliser: float,
+    physical_batch: int,
+) -> Gradient:
+    """The same for one of many steps, which share what was prepared of the network and what was drawn `ahead`."""
     parameters = trainable(module)
     deviation = source.noise_multiplier * source.clip_norm
     step = grid_step(deviation)
-    normals = draw() if draw else noise.normals((size_of(parameters),), dtype=torch.float64, device=source.x.device)
-    total = normals.mul_(deviation / step)  # in steps of the grid: noise, to which the gradients are added
+    total = draw().mul_(deviation / step)  # in steps of the grid: noise, to which the gradients are added
     parts = unflattened(total, parameters)
-    batch = source.batch(physical_batch)
-    for rows in source.sample(noise).split(batch):
-        clipped = clipped_sum(
-            module,
-            source.x[rows],
-            source.y[rows],
-            clip_norm=source.clip_norm / source.rows_per_unit,
-            loss=loss,
-            batch=batch,
+    batch, padded = source.batch(physical_batch), not is_smooth(module)
+    sample = source.sample(noise)
+    for rows in sample.split(batch) if len(sample) else ():
+        taken = torch.cat([rows, rows[:1].expand(batch - len(rows))]) if padded else rows
+        clipped = sums(
+            source.x[taken], source.y[taken], clip_norm=source.clip_norm / source.rows_per_unit, count=len(rows)
         )
         for part, each in zip(parts, clipped, strict=True):
             part.add_(each, alpha=1 / step)
-    gradient = total.round_().to(torch.float32).mul_(step / (normaliser or source.expected))
+    gradient = total.round_().to(torch.float32).mul_(step / normaliser)
     return unflattened(gradient, parameters)
 
 
@@ -162,14 +181,24 @@ def train(
     loss: Loss = cross_entropy,
 ) -> None:
     """Take `steps` noisy steps, each from the sources that `schedule` names (all of them if there is none)."""
-    refuse_mixing(module)
     parameters = trainable(module)
     move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
-    with noise.ahead(size_of(parameters), device=parameters[0].device) as draw:
+    with (
+        clipping(module, loss=loss) as sums,
+        noise.ahead(size_of(parameters), device=parameters[0].device) as draw,
+    ):
         for step in range(steps):
             sampled = sources if schedule is None else [sources[place] for place in schedule(step)]
             gradients = [
-                noisy_gradient(module, source, noise, physical_batch=physical_batch, loss=loss, draw=draw)
+                _noisy_gradient(
+                    module,
+                    source,
+                    noise,
+                    sums=sums,
+                    draw=draw,
+                    normaliser=source.expected,
+                    physical_batch=physical_batch,
+                )
                 for source in sampled
             ]
             move(combine(gradients))

@@ -283,13 +283,13 @@ def test_one_more_row_on_a_kink_moves_no_other_to_its_other_side() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(512, 4), nn.ReLU(), nn.Linear(4, 2))
     weight, bias = module[0].weight.detach(), module[0].bias.detach()
-    base, y = torch.randn(512), torch.zeros(16, dtype=torch.int64)
+    base, y = torch.randn(512), torch.zeros(32, dtype=torch.int64)
     moved = 0.0
     for unit in range(4):
         kink = base - (base @ weight[unit] + bias[unit]) / (weight[unit] @ weight[unit]) * weight[unit]
         for shift in torch.linspace(-3e-6, 3e-6, 41):
-            rows = (kink + shift * weight[unit]).expand(16, -1).contiguous()
-            fewer, more = (flat(clipped_sum(module, rows[:n], y[:n], clip_norm=1.0, batch=32)) for n in (15, 16))
+            rows = (kink + shift * weight[unit]).expand(32, -1).contiguous()
+            fewer, more = (flat(clipped_sum(module, rows, y, clip_norm=1.0, count=n)) for n in (15, 16))
             moved = max(moved, float((more - fewer).norm()))
     assert moved <= 1 + 1e-4
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.clipping import clipped_sum, trainable
+from trainers.clipping import clipped_sum, is_smooth, trainable
 from trainers.models import build, load, state
 from trainers.noise import Noise, grid_step
 from trainers.ports import Rows
@@ -81,6 +81,17 @@ def test_all_rows_of_a_datapoint_share_its_norm_and_its_coin() -> None:
             source(rows_per_unit=3, sampling_probability=1.0, without=[slot])
         )
         assert float(change.norm()) * SLOTS <= 0.7 + 1e-4
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_parts_are_of_one_public_size_where_there_are_kinks(smooth: bool) -> None:  # noqa: FBT001
+    module = nn.Linear(4, 3) if smooth else network()
+    assert is_smooth(module) == smooth
+    given, sizes = source(), set[int]()
+    module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
+    for seed in range(8):
+        noisy_gradient(module, given, Noise.repeatable(seed))
+    assert len(sizes) > 1 if smooth else sizes == {given.batch(512)}
 
 
 def test_an_empty_sample_is_a_step_of_noise() -> None:
