@@ -135,7 +135,7 @@ def test_prototypes_and_an_ensemble_learn_clothes_class_by_class(at_home: House,
 
 def test_photographs_are_told_apart_by_features_of_a_public_backbone(at_home: House, shared_data: Path) -> None:
     x, y = photographs(shared_data, 400)
-    population = at_home.population(400)
+    population = at_home.population(400, epsilon=16.0)
     at_home.tasks(population, [400])
     data = {"uri": at_home.arrays(x=x, y=y), "x": "x", "y": "y"}
     made = at_home.made(
@@ -151,6 +151,18 @@ def test_photographs_are_told_apart_by_features_of_a_public_backbone(at_home: Ho
     features = list((at_home.folder / "features").rglob("*"))
     assert features  # kept for the next job, and for nobody else
     assert all(not path.stat().st_mode & 0o077 for path in features)
+    tuned = at_home.made(
+        population,
+        "peft-ensemble",
+        {"noise_multiplier": 4.0, "sampling_probability": 0.05, "steps": 3, "clip_norm": 1.0},
+        task="task-1",
+        recipe={**PRIOR, "backbone": "efficientnet-lite0", "adapter": "film", "learning_rate": 0.01},
+        data=data,
+    )
+    scales = [name for name in tuned.tensors if not name.startswith("head.")]
+    assert len(scales) == 2 * 49  # a scale and a shift for each of its normalisation layers, and no statistics
+    assert {name.rpartition(".")[2] for name in scales} == {"weight", "bias"}
+    assert tuned.tensors["head.weight"].shape == (10, 1280)
 
 
 def test_a_memory_is_charged_in_later_tasks_and_its_train_part_is_not(at_home: House, shared_data: Path) -> None:

@@ -182,9 +182,11 @@ def test_silence_is_spent_and_a_late_commit_only_attaches(house: House) -> None:
     sweep(house.parts)
     assert house.pipeline.get(f"/v1/releases/{held}")["status"] == "held"
     time.sleep(1.05)
-    assert sweep(house.parts) == 1
-    assert sweep(house.parts) == 0
+    assert sweep(house.parts) >= 1  # holds of other tests may have run out as well
     assert house.pipeline.get(f"/v1/releases/{held}")["status"] == "expired"
+    entries = house.officer.get(f"/v1/populations/{name}/ledger")
+    sweep(house.parts)
+    assert house.officer.get(f"/v1/populations/{name}/ledger") == entries
     assert house.pipeline.get(f"/v1/releases/{later}")["status"] == "held"
     reading = house.officer.reading(name, 0)
     assert (reading["spent"], reading["held"]) == (pytest.approx(0.5), pytest.approx(0.1))
