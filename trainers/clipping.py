@@ -66,7 +66,7 @@ def clipped_sum(
 
     A row whose gradient is not finite adds nothing. Every layer keeps the rows on its first axis. Of rows after the
     first `count` gradients are computed and add nothing: products round differently in batches of another size, and
-    rows on the kink of a ReLU would all change sides when one more comes.
+    rows on the kink of a ReLU, or large ones on the border of two labels, would all change sides when one more comes.
     """
     with clipping(module, loss=loss) as sums:
         return sums(x, y, clip_norm=clip_norm, count=count)
@@ -109,12 +109,6 @@ def _factors(gradients: Sequence[_Gradient], clip_norm: float) -> torch.Tensor:
             gradient.clear(bad)
         squares = squares.masked_fill(bad, 1.0)
     return squares.clamp(min=_LEAST).rsqrt_().mul_((1 - _ROUNDING) * clip_norm).clamp_(max=1)
-
-
-def is_smooth(module: nn.Module) -> bool:
-    """Whether the network has no kink that rounding could move a row across: linear layers alone."""
-    leaves = [layer for layer in module.modules() if next(layer.children(), None) is None]
-    return all(type(layer) in (nn.Linear, nn.Flatten, nn.Identity) for layer in leaves)
 
 
 def refuse_mixing(module: nn.Module) -> None:

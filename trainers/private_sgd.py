@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainers.clipping import ClippedSum, Loss, clipping, cross_entropy, is_smooth, trainable
+from trainers.clipping import ClippedSum, Loss, clipping, cross_entropy, trainable
 from trainers.noise import grid_step
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def noisy_gradient(
     """(Σ of clipped gradients of a Poisson sample + Gaussian noise) / normaliser, a public constant.
 
     An empty sample is not special: it is a step of noise alone. A large one is added up in parts of at most
-    `physical_batch` rows. Where the network has kinks all parts are of one public size, so that what a row adds does
-    not depend on how many others there are; in place of those that are missing stand copies that add nothing.
+    `physical_batch` rows, all of one public size, so that what a row adds does not depend on how many others there are;
+    in place of those that are missing stand copies that add nothing.
     """
     size, device = size_of(trainable(module)), source.x.device
     with clipping(module, loss=loss) as sums:
@@ -136,10 +136,10 @@ def _noisy_gradient(
     step = grid_step(deviation)
     total = draw().mul_(deviation / step)  # in steps of the grid: noise, to which the gradients are added
     parts = unflattened(total, parameters)
-    batch, padded = source.batch(physical_batch), not is_smooth(module)
+    batch = source.batch(physical_batch)
     sample = source.sample(noise)
     for rows in sample.split(batch) if len(sample) else ():
-        taken = torch.cat([rows, rows[:1].expand(batch - len(rows))]) if padded else rows
+        taken = torch.cat([rows, rows[:1].expand(batch - len(rows))])
         clipped = sums(
             source.x[taken], source.y[taken], clip_norm=source.clip_norm / source.rows_per_unit, count=len(rows)
         )

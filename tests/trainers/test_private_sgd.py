@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.clipping import clipped_sum, is_smooth, trainable
+from trainers.clipping import clipped_sum, trainable
 from trainers.models import build, load, state
 from trainers.noise import Noise, grid_step
 from trainers.ports import Rows
@@ -83,15 +83,36 @@ def test_all_rows_of_a_datapoint_share_its_norm_and_its_coin() -> None:
         assert float(change.norm()) * SLOTS <= 0.7 + 1e-4
 
 
-@pytest.mark.parametrize("smooth", [False, True])
-def test_parts_are_of_one_public_size_where_there_are_kinks(smooth: bool) -> None:  # noqa: FBT001
-    module = nn.Linear(4, 3) if smooth else network()
-    assert is_smooth(module) == smooth
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_parts_are_of_one_public_size(model: str) -> None:
+    module = network() if model == "mlp" else nn.Linear(4, 3)
     given, sizes = source(), set[int]()
     module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
     for seed in range(8):
         noisy_gradient(module, given, Noise.repeatable(seed))
-    assert len(sizes) > 1 if smooth else sizes == {given.batch(512)}
+    assert sizes == {given.batch(512)}
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_one_more_row_moves_no_large_row_over_the_border_of_two_labels(others: int) -> None:
+    """A logit of a large row is rounded by more than labels differ, and otherwise in a batch of another size."""
+    torch.manual_seed(0)
+    module = nn.Linear(16, 32, bias=False)
+    moved = 0.0
+    for _ in range(40):
+        x, weight = torch.randn(16, dtype=torch.float64), module.weight.detach().double()
+        first, second = (weight @ x).topk(2).indices.tolist()
+        across = weight[first] - weight[second]
+        x = 1e9 * (x - (x @ across) / (across @ across) * across)
+        found = []
+        for count in (others, others + 1):
+            rows = Rows(slots=4, unit=np.arange(count), x=x.float().expand(count, -1).numpy().copy(), y=np.zeros(count))
+            given = Source.of(
+                rows, np.full(count, first), sampling_probability=1.0, noise_multiplier=1e-6, clip_norm=1.0
+            )
+            found.append(flat(noisy_gradient(module, given, Noise.repeatable(0), normaliser=1.0)))
+        moved = max(moved, float((found[1] - found[0]).norm()))
+    assert moved <= 1 + 1e-4
 
 
 def test_an_empty_sample_is_a_step_of_noise() -> None:
