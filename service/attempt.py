@@ -26,12 +26,10 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from accountant.book import bitmap_from
-from accountant.engines import ENGINES
 from accountant.errors import AccountantError
-from accountant.events import Composed, counted, event_from_json
 from trainers import artifacts
 from trainers.backbones import Backbone, BackboneProblem, configured
-from trainers.catalog import Mechanism
+from trainers.cards import card
 from trainers.catalog import mechanism as find_mechanism
 from trainers.catalog.parameters import read
 from trainers.data import DataProblem, open_data
@@ -41,7 +39,6 @@ from trainers.ports import Run
 _REPORT_SECONDS: Final = 0.1
 _KEYS_AT_ONCE: Final = 5_000
 _ORPHANED: Final = 75
-_MOST_LEAVES, _MOST_KINDS = 100_000, 20
 
 
 class InputMissing(Exception):
@@ -155,9 +152,18 @@ def make(
         progress=progress,
     )
     made = importlib.import_module(mechanism.module).run(run)
-    return artifacts.write(
-        Path(document["folder"]), made, card(document, mechanism, parameters), releasable=noise.releasable
+    said = card(
+        mechanism,
+        release=document["release"],
+        population=document["population"],
+        unit=document["unit"],
+        adjacency=document["adjacency"],
+        parameters=parameters,
+        recipe=document["recipe"],
+        events=[charge["event"] for charge in document["charges"]],
+        promise=document["promise"],
     )
+    return artifacts.write(Path(document["folder"]), made, said, releasable=noise.releasable)
 
 
 def _backbones(document: Mapping[str, Any]) -> Mapping[str, Backbone]:
@@ -165,37 +171,6 @@ def _backbones(document: Mapping[str, Any]) -> Mapping[str, Backbone]:
     if document["backbones"] is None:
         return {}
     return configured(Path(document["backbones"]), cache=Path(document["cache"]), device=document["device"])
-
-
-def card(document: Mapping[str, Any], mechanism: Mechanism, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model card says: of public things alone."""
-    return {
-        "release": document["release"],
-        "population": document["population"],
-        "unit": document["unit"],
-        "adjacency": document["adjacency"],
-        "mechanism": {"name": mechanism.name, "title": mechanism.title, "parameters": dict(parameters)},
-        "recipe": document["recipe"],
-        "paper": mechanism.paper,
-        "proof_status": mechanism.proof_status,
-        "proof_note": mechanism.proof_note,
-        "events": [charge["event"] for charge in document["charges"]],
-        "guarantee": _guarantee(document),
-        "promise": document["promise"],
-    }
-
-
-def _guarantee(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The least ε that an engine proves of this release by itself, at the δ of the promise."""
-    delta = document["promise"]["delta"]
-    event = Composed(events=tuple(event_from_json(charge["event"]) for charge in document["charges"]))
-    found: dict[str, float] = {}
-    if delta > 0 and event.shape.leaves <= _MOST_LEAVES and len(counted(event)) <= _MOST_KINDS:
-        found = {name: engine(event, delta, document["adjacency"]).upper for name, engine in ENGINES.items()}
-    best = min(found, key=lambda name: found[name], default=None)
-    if best is None or found[best] == float("inf"):
-        return {"bound": "upper", "epsilon_upper": None, "delta": delta, "engine": None}
-    return {"bound": "upper", "epsilon_upper": found[best], "delta": delta, "engine": best}
 
 
 if __name__ == "__main__":

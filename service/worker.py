@@ -31,7 +31,7 @@ from service.app import running
 from service.errors import Problem
 from service.operations import datapoints, jobs, releases
 from service.placement import Attempt, ChildProcess, Outcome, Placement
-from service.staging import Staging, Unreleasable
+from service.staging import Staging, Unreleasable, uri
 from service.store import tickets
 from service.store.database import ROLE
 from service.store.writer import Operation
@@ -241,7 +241,7 @@ class Worker:
         job, token, error = begun.job, begun.token, outcome.error
         if error is None:
             try:
-                artifact = self._staging.measured(job, token) | {"uri": self._staging.uri(begun.release)}
+                artifact = self._staging.measured(job, token) | {"uri": uri(begun.release)}
             except Unreleasable:
                 error = "unreleasable"
             except OSError:

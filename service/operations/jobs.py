@@ -81,6 +81,10 @@ _ONE = text(
     "SELECT job.*, population.name AS population, now() AS now FROM job "
     "JOIN population ON population.id = job.population_id WHERE job.id = :id"
 )
+_OF_RELEASE = text(
+    "SELECT job.*, population.name AS population, now() AS now FROM job "
+    "JOIN population ON population.id = job.population_id WHERE job.release = :release"
+)
 _PAGE = text(
     "SELECT job.*, population.name AS population, now() AS now FROM job "
     "JOIN population ON population.id = job.population_id WHERE (CAST(:population AS text) IS NULL "
@@ -406,6 +410,13 @@ def find(database: Database, job: str) -> Mapping[str, Any]:
     if row is None:
         raise NotFound("job", job)
     return dict(row)
+
+
+def of_release(database: Database, release: str) -> dict[str, Any] | None:
+    """The job that makes a release, if it is one that a worker makes."""
+    with database.transaction() as connection:
+        row = connection.execute(_OF_RELEASE, {"release": release}).mappings().one_or_none()
+    return None if row is None else shown(dict(row))
 
 
 def page(
