@@ -7,16 +7,19 @@ computed from, so it goes to standard error, which the worker keeps to itself.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 import queue
+import re
 import resource
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -39,6 +42,8 @@ from trainers.ports import Run
 _REPORT_SECONDS: Final = 0.1
 _KEYS_AT_ONCE: Final = 5_000
 _ORPHANED: Final = 75
+#: How torch says it where it raises no exception of its own: its allocator, C++ (for small pieces), cuBLAS.
+_OUT_OF_MEMORY: Final = re.compile("can't allocate memory|bad_alloc|out of memory|ALLOC_FAILED")
 
 
 class InputMissing(Exception):
@@ -93,8 +98,9 @@ def main(descriptor: int) -> None:
         make(line.told(), progress=line.progress, ordinals_of=line.ordinals_of)
         error = ""
     except Exception as problem:  # noqa: BLE001 - whatever it is, its code is all that leaves
-        traceback.print_exc()
         error = code_of(problem)
+        with suppress(MemoryError):  # of which there may be none left to say more
+            traceback.print_exc()
     sys.stderr.flush()
     line.report({"ended": error})
     os._exit(0)  # the thread that listens cannot be woken, and there is nothing left to put away
@@ -107,9 +113,9 @@ def code_of(problem: BaseException) -> str:
             return str(problem.code)
         case InputMissing():
             return "input.missing"
-        case MemoryError() | torch.OutOfMemoryError():
+        case MemoryError() | torch.OutOfMemoryError() | OSError(errno=errno.ENOMEM):
             return "memory"
-        case RuntimeError() if "can't allocate memory" in str(problem):
+        case RuntimeError() if _OUT_OF_MEMORY.search(str(problem)):
             return "memory"
         case AccountantError():
             return "recipe.invalid"
