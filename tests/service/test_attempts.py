@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from service.attempt import code_of
 from service.operations.jobs import ERRORS
 from tests.service.harness import Caller, Local, local
 from tests.service.work import data, ended, job, statuses, until, worker
@@ -113,6 +115,23 @@ def test_an_attempt_that_somebody_kills_is_tried_again(house: Local, population:
     assert list((folder / ".staged").iterdir()) == []
     assert call("GET", f"/v1/releases/{found['release']}/artifact").status_code == 200
     call.verify(population)
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (MemoryError(), "memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "memory"),
+        (RuntimeError("std::bad_alloc"), "memory"),
+        (RuntimeError("CUDA error: out of memory"), "memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "internal"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "internal"),
+    ],
+)
+def test_what_is_said_of_a_failure_that_has_no_code_of_its_own(problem: Exception, code: str) -> None:
+    assert code_of(problem) == code
 
 
 def _children(pid: int) -> list[psutil.Process]:

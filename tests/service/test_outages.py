@@ -179,3 +179,16 @@ def test_neither_an_attempt_nor_an_idle_worker_ends_with_the_database(house: Loc
         said = ended(process)
     assert process.returncode == 0, said
     call.verify(population)
+
+
+def test_a_worker_that_works_once_says_that_there_is_no_queue(house: Local) -> None:
+    """It would wait for ever otherwise, and somebody waits for it."""
+    with psycopg.connect(house.parts.database.url, autocommit=True) as admin:
+        admin.execute("ALTER TABLE procrastinate_workers RENAME TO procrastinate_gone")
+        try:
+            process = worker(house.parts, "--queue", "nobody", "--once")
+            said = ended(process)
+        finally:
+            admin.execute("ALTER TABLE procrastinate_gone RENAME TO procrastinate_workers")
+    assert process.returncode == 2
+    assert said.splitlines()[-1].startswith("stint: the database cannot be used: ")
