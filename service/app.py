@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from accountant.errors import AccountantError
 from service import signing
-from service.api import datapoints, jobs, keys, ledger, mechanisms, populations, releases, system
+from service.api import artifacts, datapoints, jobs, keys, ledger, mechanisms, populations, releases, system
 from service.api.context import Parts
 from service.api.express import Express
 from service.errors import Problem
@@ -94,6 +94,7 @@ def create_app(parts: Parts) -> FastAPI:
     for module in (
         releases,
         jobs,
+        artifacts,
         populations,
         datapoints,
         ledger,

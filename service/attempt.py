@@ -7,16 +7,19 @@ computed from, so it goes to standard error, which the worker keeps to itself.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 import queue
+import re
 import resource
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -26,12 +29,10 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from accountant.book import bitmap_from
-from accountant.engines import ENGINES
 from accountant.errors import AccountantError
-from accountant.events import Composed, counted, event_from_json
 from trainers import artifacts
 from trainers.backbones import Backbone, BackboneProblem, configured
-from trainers.catalog import Mechanism
+from trainers.cards import card
 from trainers.catalog import mechanism as find_mechanism
 from trainers.catalog.parameters import read
 from trainers.data import DataProblem, open_data
@@ -41,7 +42,8 @@ from trainers.ports import Run
 _REPORT_SECONDS: Final = 0.1
 _KEYS_AT_ONCE: Final = 5_000
 _ORPHANED: Final = 75
-_MOST_LEAVES, _MOST_KINDS = 100_000, 20
+#: How torch says it where it raises no exception of its own: its allocator, C++ (for small pieces), cuBLAS.
+_OUT_OF_MEMORY: Final = re.compile("can't allocate memory|bad_alloc|out of memory|ALLOC_FAILED")
 
 
 class InputMissing(Exception):
@@ -96,8 +98,9 @@ def main(descriptor: int) -> None:
         make(line.told(), progress=line.progress, ordinals_of=line.ordinals_of)
         error = ""
     except Exception as problem:  # noqa: BLE001 - whatever it is, its code is all that leaves
-        traceback.print_exc()
         error = code_of(problem)
+        with suppress(MemoryError):  # of which there may be none left to say more
+            traceback.print_exc()
     sys.stderr.flush()
     line.report({"ended": error})
     os._exit(0)  # the thread that listens cannot be woken, and there is nothing left to put away
@@ -110,9 +113,9 @@ def code_of(problem: BaseException) -> str:
             return str(problem.code)
         case InputMissing():
             return "input.missing"
-        case MemoryError() | torch.OutOfMemoryError():
+        case MemoryError() | torch.OutOfMemoryError() | OSError(errno=errno.ENOMEM):
             return "memory"
-        case RuntimeError() if "can't allocate memory" in str(problem):
+        case RuntimeError() if _OUT_OF_MEMORY.search(str(problem)):
             return "memory"
         case AccountantError():
             return "recipe.invalid"
@@ -155,9 +158,18 @@ def make(
         progress=progress,
     )
     made = importlib.import_module(mechanism.module).run(run)
-    return artifacts.write(
-        Path(document["folder"]), made, card(document, mechanism, parameters), releasable=noise.releasable
+    said = card(
+        mechanism,
+        release=document["release"],
+        population=document["population"],
+        unit=document["unit"],
+        adjacency=document["adjacency"],
+        parameters=parameters,
+        recipe=document["recipe"],
+        events=[charge["event"] for charge in document["charges"]],
+        promise=document["promise"],
     )
+    return artifacts.write(Path(document["folder"]), made, said, releasable=noise.releasable)
 
 
 def _backbones(document: Mapping[str, Any]) -> Mapping[str, Backbone]:
@@ -165,37 +177,6 @@ def _backbones(document: Mapping[str, Any]) -> Mapping[str, Backbone]:
     if document["backbones"] is None:
         return {}
     return configured(Path(document["backbones"]), cache=Path(document["cache"]), device=document["device"])
-
-
-def card(document: Mapping[str, Any], mechanism: Mechanism, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model card says: of public things alone."""
-    return {
-        "release": document["release"],
-        "population": document["population"],
-        "unit": document["unit"],
-        "adjacency": document["adjacency"],
-        "mechanism": {"name": mechanism.name, "title": mechanism.title, "parameters": dict(parameters)},
-        "recipe": document["recipe"],
-        "paper": mechanism.paper,
-        "proof_status": mechanism.proof_status,
-        "proof_note": mechanism.proof_note,
-        "events": [charge["event"] for charge in document["charges"]],
-        "guarantee": _guarantee(document),
-        "promise": document["promise"],
-    }
-
-
-def _guarantee(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The least ε that an engine proves of this release by itself, at the δ of the promise."""
-    delta = document["promise"]["delta"]
-    event = Composed(events=tuple(event_from_json(charge["event"]) for charge in document["charges"]))
-    found: dict[str, float] = {}
-    if delta > 0 and event.shape.leaves <= _MOST_LEAVES and len(counted(event)) <= _MOST_KINDS:
-        found = {name: engine(event, delta, document["adjacency"]).upper for name, engine in ENGINES.items()}
-    best = min(found, key=lambda name: found[name], default=None)
-    if best is None or found[best] == float("inf"):
-        return {"bound": "upper", "epsilon_upper": None, "delta": delta, "engine": None}
-    return {"bound": "upper", "epsilon_upper": found[best], "delta": delta, "engine": best}
 
 
 if __name__ == "__main__":

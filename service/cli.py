@@ -580,6 +580,43 @@ def show_job(*, job: str, as_json: bool) -> None:
         click.echo(f"  {line['at']} {line['message']}")
 
 
+@jobs.command("fetch")
+@click.argument("job")
+@click.option("--to", metavar="PATH", help="The file to write, or a folder for it (./RELEASE.safetensors).")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@_json_option
+def fetch_artifact(*, job: str, to: str | None, force: bool, as_json: bool) -> None:
+    """The artifact of a committed job, as a file that has the digest of the ledger."""
+    with _client() as client:
+        found = client.job(job)
+        target = Path(to or ".")
+        if to is None or target.is_dir():
+            target /= f"{found.release}.safetensors"
+        size = (found.document["artifact"] or {}).get("bytes")
+        try:
+            with _bar("Fetching", size, shown=not as_json) as bar:
+                kept = found.download(target, overwrite=force, progress=lambda done, _of: bar.update(done - bar.pos))
+        except FileExistsError:
+            raise CouldNot(f"{target} is there already; --force writes over it") from None
+    if as_json:
+        _echo_json(kept)
+    else:
+        click.echo(f"{kept['file']}: {kept['bytes']:,} bytes, sha256 {kept['sha256']}")
+
+
+@jobs.command("card")
+@click.argument("job")
+@_json_option
+def show_card(*, job: str, as_json: bool) -> None:
+    """The model card of a committed job: what was promised to whom, and how it was made."""
+    with _client() as client:
+        release = client.job(job).release
+        if as_json:
+            _echo_json(client.card(release))
+        else:
+            click.echo(client.card_text(release), nl=False)
+
+
 @jobs.command("cancel")
 @click.argument("job")
 @_json_option

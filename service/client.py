@@ -10,6 +10,7 @@ request that may have been lost is sent again under the same key, so it has one 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -69,6 +70,14 @@ class Unreachable(StintError):
 
     def __init__(self, detail: str) -> None:
         super().__init__({"type": "urn:stint:problem:unreachable", "status": 0, "detail": detail})
+
+
+class Spoiled(StintError):
+    """What arrived is not what the ledger says; nothing of it was kept."""
+
+    def __init__(self, release: str, *, expected: str, got: str) -> None:
+        detail = f"What arrived as the artifact of {release} has the sha256 {got}, and not {expected}."
+        super().__init__({"type": "urn:stint:problem:artifact-changed", "status": 0, "detail": detail})
 
 
 class Denied(Exception):
@@ -345,6 +354,54 @@ class Stint:
         """Newest first."""
         return self._pages("/v1/releases", {"population": population} | ({"status": status} if status else {}))
 
+    def artifact(
+        self,
+        release: str,
+        path: str | os.PathLike[str],
+        *,
+        sha256: str | None = None,
+        overwrite: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Document:
+        """What a job made of a release, as a file with this digest, or there is none; left out, that of the ledger.
+
+        It arrives beside the target, and takes the target's name once it is found right. `progress` hears how many
+        bytes of how many are here.
+        """
+        target = Path(path)
+        if not overwrite and target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        if sha256 is None:
+            sha256 = (self.release(release)["artifact"] or {}).get("sha256")
+        part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+        digest, size = hashlib.sha256(), 0
+        with self._streamed(f"/v1/releases/{_quoted(release)}/artifact") as answer:
+            try:
+                with part.open("xb") as file:
+                    for piece in answer.iter_bytes():
+                        file.write(piece)
+                        digest.update(piece)
+                        size += len(piece)
+                        if progress is not None:
+                            progress(size, int(answer.headers.get("Content-Length", size)))
+                    file.flush()
+                    os.fsync(file.fileno())
+                if digest.hexdigest() != sha256:
+                    raise Spoiled(release, expected=str(sha256), got=digest.hexdigest())
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+        return {"release": release, "file": str(target), "sha256": digest.hexdigest(), "bytes": size}
+
+    def card(self, release: str) -> Document:
+        """The model card of what a job made."""
+        return self._get(f"/v1/releases/{_quoted(release)}/card")
+
+    def card_text(self, release: str) -> str:
+        """The same for people, in Markdown."""
+        with self._streamed(f"/v1/releases/{_quoted(release)}/card", {"format": "md"}) as answer:
+            return answer.read().decode()
+
     def hold(
         self,
         *,
@@ -371,19 +428,8 @@ class Stint:
     @contextmanager
     def export(self, population: str, *, form: Format = "ndjson") -> Iterator[Iterator[bytes]]:
         """The whole ledger as a file, in pieces."""
-        request = self._http.build_request(
-            "GET", f"/v1/populations/{_quoted(population)}/ledger/export", params={"format": form}
-        )
-        answer = self._send(request, repeatable=True, stream=True)
-        try:
-            if not answer.is_success:
-                answer.read()
-                self._read(answer)
+        with self._streamed(f"/v1/populations/{_quoted(population)}/ledger/export", {"format": form}) as answer:
             yield answer.iter_bytes()
-        except httpx.TransportError as problem:
-            raise self._unreachable(problem) from problem
-        finally:
-            answer.close()
 
     def verify(self, population: str) -> Document:
         """Rebuild a population from its log on the server, and compare."""
@@ -513,6 +559,24 @@ class Stint:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as problem:
             raise self._unreachable(problem) from problem
         return self._read(self._send(request, repeatable=repeatable))
+
+    @contextmanager
+    def _streamed(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
+        """An answer whose body is read in pieces; one that is no success is raised."""
+        try:
+            request = self._http.build_request("GET", path, params=query)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as problem:
+            raise self._unreachable(problem) from problem
+        answer = self._send(request, repeatable=True, stream=True)
+        try:
+            if not answer.is_success:
+                answer.read()
+                self._read(answer)
+            yield answer
+        except httpx.TransportError as problem:
+            raise self._unreachable(problem) from problem
+        finally:
+            answer.close()
 
     def _send(self, request: httpx.Request, *, repeatable: bool, stream: bool = False) -> httpx.Response:
         """Send, and again while the service is busy or away; what the service cannot recognise as a repetition is
@@ -644,6 +708,19 @@ class Job:
             time.sleep(pause)
             pause = min(1.5 * pause, _POLL_SECONDS)
         return self.document
+
+    def download(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Document:
+        """What it made, as `Stint.artifact` does it."""
+        kept = self.document["artifact"] or self.refresh()["artifact"] or {}
+        return self._stint.artifact(
+            self.release, path, sha256=kept.get("sha256"), overwrite=overwrite, progress=progress
+        )
 
     def cancel(self) -> Document:
         """Void its release; nothing of it is published."""

@@ -31,6 +31,14 @@ PROBLEMS: Final[dict[str, Kind]] = {
     "key-reused": Kind(422, "The idempotency key was used for another request", "Take a new key for a new request."),
     "busy": Kind(503, "Too much is going on", "Try again after Retry-After seconds, with the same Idempotency-Key."),
     "unavailable": Kind(503, "The database cannot be reached", "Try again later, with the same Idempotency-Key."),
+    "artifact-absent": Kind(
+        404, "The artifact is not here",
+        "Let STINT_ARTIFACTS of the service and of its workers be one folder, or copy the release's folder into it.",
+    ),
+    "artifact-changed": Kind(
+        500, "The artifact is not what was committed",
+        "Do not use this file; put a copy in its place that has the sha256 of the ledger.",
+    ),
     "internal": Kind(500, "A fault of ours", "Report it with the request id."),
 }  # fmt: skip
 

@@ -34,11 +34,12 @@ class CouldNot(Exception):
 @contextmanager
 def database_problems() -> Iterator[None]:
     """A database that cannot be reached or read is one line."""
+    import psycopg  # noqa: PLC0415
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
     try:
         yield
-    except SQLAlchemyError as problem:
+    except (SQLAlchemyError, psycopg.Error) as problem:
         cause = getattr(problem, "orig", None) or problem
         raise CouldNot(f"the database cannot be used: {str(cause).splitlines()[0]}") from None
     except subprocess.SubprocessError as problem:

@@ -66,6 +66,9 @@ class ChildProcess:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
                 pass_fds=(writing,), start_new_session=True, env=_environment(),
             )  # fmt: skip
+        except BaseException:
+            os.close(reading)
+            raise
         finally:
             os.close(writing)
         try:

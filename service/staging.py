@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
+from trainers.cards import MODEL
+
 if TYPE_CHECKING:
     from service.store.database import Database
 
-MODEL: Final = "model.safetensors"
+_STAGED: Final = ".staged"
 _PIECE: Final = 1 << 20
 _MOST_HEADER: Final = 100 << 20  # of a safetensors file, by its own rules
 _NAMED: Final = re.compile(r"(job_[0-9A-Z]{26})\.([0-9]{1,9})")
@@ -34,12 +36,23 @@ class Unreleasable(Exception):
     """What was made says of itself that it must not be released, or says nothing."""
 
 
+def uri(release: str) -> str:
+    """What the ledger calls a file: where it lies within the artifacts folder, wherever that is."""
+    return f"stint:artifacts/{release}/{MODEL}"
+
+
+def places(root: Path, *, release: str, job: str, attempt: int) -> list[Path]:
+    """Where the file of a committed release may be: published, still staged, or published since the first look."""
+    published = root / release / MODEL
+    return [published, root / _STAGED / f"{job}.{attempt}" / MODEL, published]
+
+
 class Staging:
     """The artifacts folder of a worker."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self._staged, self._logs = self.root / ".staged", self.root / ".logs"
+        self._staged, self._logs = self.root / _STAGED, self.root / ".logs"
         self.root.mkdir(parents=True, exist_ok=True)
         for private in (self._staged, self._logs):
             private.mkdir(mode=0o700, exist_ok=True)
@@ -59,11 +72,6 @@ class Staging:
     def published(self, release: str) -> Path:
         """The file of a release that was committed."""
         return self.root / release / MODEL
-
-    @staticmethod
-    def uri(release: str) -> str:
-        """What the ledger calls it: where it lies within the artifacts folder, wherever that is."""
-        return f"stint:artifacts/{release}/{MODEL}"
 
     def discard(self, job: str, token: int) -> None:
         """Nothing of this attempt is wanted."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from procrastinate.exceptions import ConnectorException
 from sqlalchemy.exc import SQLAlchemyError
 
 from accountant.book import bitmap_to
@@ -31,7 +32,7 @@ from service.app import running
 from service.errors import Problem
 from service.operations import datapoints, jobs, releases
 from service.placement import Attempt, ChildProcess, Outcome, Placement
-from service.staging import Staging, Unreleasable
+from service.staging import Staging, Unreleasable, uri
 from service.store import tickets
 from service.store.database import ROLE
 from service.store.writer import Operation
@@ -48,6 +49,8 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 1.0
 _WAIT_SECONDS: Final = 60
 _TIDY_SECONDS: Final = 60.0
+_TICKET_SECONDS: Final = 30.0
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,33 +80,79 @@ class Worker:
         self._staging = Staging(parts.settings.artifacts_folder)
         self._lease = parts.settings.lease_seconds
         self._tick = min(_TICK_SECONDS, self._lease / 5)
+        self._stopping = asyncio.Event()
         self.name = f"{socket.gethostname()}:{os.getpid()}"
 
     async def run(self) -> None:
-        """Take tickets as they come."""
+        """Take tickets as they come, until a signal says stop; a second one ends the process at once."""
         await asyncio.to_thread(self._tidy)
-        app = tickets.app(self._parts.database.url, role=ROLE, pause_seconds=self._parts.settings.pause_seconds)
-        app.task(name=tickets.TASK)(self.attempt)
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+            self._stopping.set()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop)
         chores = [asyncio.create_task(self._keep_tidy())]
         if self._options.leashed:
             chores.append(asyncio.create_task(_stop_at_end_of_input()))
+        else:
+            self._say(f"Waiting for jobs on queue {self._options.queue!r} for {self._options.device}.")
+        told, taking = asyncio.create_task(self._stopping.wait()), asyncio.create_task(self._take_tickets())
         try:
-            async with app.open_async():
-                if not self._options.leashed:
-                    self._say(f"Waiting for jobs on queue {self._options.queue!r} for {self._options.device}.")
-                await app.run_worker_async(
-                    queues=tickets.queue_names(self._options.queue, self._options.device),
-                    name=self.name,
-                    wait=not self._options.once,
-                    delete_jobs="always",
-                    shutdown_graceful_timeout=0.0,
-                    fetch_job_polling_interval=min(5.0, self._lease),
-                    update_heartbeat_interval=self._lease / 3,
-                    stalled_worker_timeout=self._lease,
-                )
+            await asyncio.wait({told, taking}, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                taking.cancel()
+            with suppress(asyncio.CancelledError):
+                await taking
         finally:
-            for chore in chores:
+            for chore in (*chores, told):
                 chore.cancel()
+
+    async def _take_tickets(self) -> None:
+        """Until it is told to stop, or with `once` until there are none: a database that is away may come back.
+
+        No attempt ends by that: whoever runs one does not look for the next.
+        """
+        wait = self._tick
+        while True:
+            began = time.monotonic()
+            try:
+                await self._take_tickets_while_there_is_a_database()
+            except (ConnectorException, psycopg.Error) as problem:
+                if self._stopping.is_set():
+                    return
+                if self._options.once:
+                    raise problem.__cause__ or problem from None
+                _log.warning("the queue cannot be reached, and is tried again", exc_info=True)
+            else:
+                return
+            wait = self._tick if time.monotonic() - began > _TIDY_SECONDS else min(2 * wait, _TIDY_SECONDS)
+            await asyncio.sleep(wait)
+
+    async def _take_tickets_while_there_is_a_database(self) -> None:
+        settings = self._parts.settings
+        app = tickets.app(
+            self._parts.database.url,
+            role=ROLE,
+            pause_seconds=settings.pause_seconds,
+            wait_seconds=min(_TICKET_SECONDS, self._lease),
+        )
+        app.task(name=tickets.TASK)(self.attempt)
+        async with app.open_async():
+            await app.run_worker_async(
+                queues=tickets.queue_names(self._options.queue, self._options.device),
+                name=self.name,
+                wait=not self._options.once,
+                delete_jobs="always",
+                shutdown_graceful_timeout=0.0,
+                install_signal_handlers=False,
+                fetch_job_polling_interval=min(5.0, self._lease),
+                update_heartbeat_interval=self._lease / 3,
+                stalled_worker_timeout=self._lease,
+            )
 
     async def _keep_tidy(self) -> None:
         while True:
@@ -142,7 +191,7 @@ class Worker:
             self._say(f"{begun.job}: stopped; it waits for another worker.")
             raise
         if outcome is not None:
-            await asyncio.to_thread(self._settle, begun, outcome)
+            await self._settle(begun, outcome)
 
     async def _watched(self, begun: Begun) -> Outcome | None:
         """How the attempt ended; None if it is not the current one any more, and nobody wants to know."""
@@ -236,40 +285,54 @@ class Worker:
             _log.warning("the lease of %s could not be renewed", begun.job)
             return True
 
-    def _settle(self, begun: Begun, outcome: Outcome) -> None:
-        """Commit and publish, or say why not."""
+    async def _settle(self, begun: Begun, outcome: Outcome) -> None:
+        """Commit and publish, or say why not; asked again until the answer is known, since days of work may hang on it.
+
+        Whoever is told to stop meanwhile leaves it to others: the job's row says what became of it.
+        """
+        job, token = begun.job, begun.token
+        decide, error = await asyncio.to_thread(self._ending, begun, outcome)
+        ends = time.monotonic() + self._parts.settings.job_seconds
+        became = await asyncio.to_thread(self._decide, begun, decide)
+        while became is None and time.monotonic() < ends:
+            await asyncio.sleep(self._tick)
+            became = await asyncio.to_thread(self._decide, begun, decide)
+        if became == "committed":
+            await asyncio.to_thread(self._staging.publish, job, token, begun.release)
+            self._say(f"{job}: committed as {begun.release}.")
+        elif became in {"queued", "failed"}:
+            await asyncio.to_thread(self._staging.discard, job, token)
+            if error is None:
+                self._say(f"{job}: given up, since its population was frozen or closed.")
+            else:
+                log = self._staging.log(job, token)
+                self._say(f"{job}: attempt {token} failed: {error}. The worker's own log is {log}.")
+
+    def _ending(self, begun: Begun, outcome: Outcome) -> tuple[Decide, str | None]:
+        """What is to be decided of an attempt that ended, and the code if it failed."""
         job, token, error = begun.job, begun.token, outcome.error
         if error is None:
             try:
-                artifact = self._staging.measured(job, token) | {"uri": self._staging.uri(begun.release)}
+                artifact = self._staging.measured(job, token) | {"uri": uri(begun.release)}
+                return jobs.commit(job=job, token=token, artifact=artifact), None
             except Unreleasable:
                 error = "unreleasable"
             except OSError:
                 error = "internal"
-            else:
-                became = self._decide(begun, jobs.commit(job=job, token=token, artifact=artifact))
-                if became == "failed":
-                    self._staging.discard(job, token)
-                    self._say(f"{job}: given up, since its population was frozen or closed.")
-                elif became is not None:
-                    self._staging.publish(job, token, begun.release)
-                    self._say(f"{job}: committed as {begun.release}.")
-                return
         self._staging.discard(job, token)
-        if self._decide(begun, jobs.fail(job=job, token=token, error=error)):
-            self._say(
-                f"{job}: attempt {token} failed: {error}. The worker's own log is {self._staging.log(job, token)}."
-            )
+        return jobs.fail(job=job, token=token, error=error), error
 
     def _decide(self, begun: Begun, decide: Decide) -> str | None:
-        """What became of the job; None if nothing did. If that is not known, tidying finds out later from its row."""
+        """What became of the job, or "refused" if this attempt has no say any more; None if that is not known yet."""
         operation = Operation(population=begun.population, actor=jobs.WORKER, decide=decide, uses_sql=True)
         try:
             return str(self._parts.writer.submit(operation).result(_WAIT_SECONDS).document["status"])
         except Problem as problem:
+            if problem.name == "busy":
+                return None
             self._say(f"{begun.job}: {problem}")
             self._staging.discard(begun.job, begun.token)
-            return None
+            return "refused"
         except (SQLAlchemyError, psycopg.Error, TimeoutError):
             _log.warning("what became of attempt %s of %s is not known yet", begun.token, begun.job, exc_info=True)
             return None

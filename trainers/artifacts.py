@@ -1,7 +1,7 @@
 """Artifacts: the tensors of a release with what there is to know of them, and a model card, as files of a folder.
 
 `model.safetensors` is what is released; its digest is in the ledger. Nothing is pickled, so to read one runs no code.
-`card.json` and `card.md` say what was promised to whom, and hold nothing that was computed from data.
+`card.json` and `card.md` are its model card.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from safetensors.torch import save_file
 
 from accountant.canonical import canonical, from_canonical
 from accountant.errors import InvalidInput
+from trainers import cards
 from trainers.ports import Made
 
-MODEL: Final = "model.safetensors"
+MODEL: Final = cards.MODEL
 CARD: Final = "card.json"
 READABLE: Final = "card.md"
 _PIECE: Final = 1 << 20
@@ -54,9 +55,9 @@ def write(folder: Path, made: Made, card: Mapping[str, Any], *, releasable: bool
     said = {"stint": canonical(dict(made.facts)).decode(), "releasable": "true" if releasable else "false"}
     save_file(tensors, folder / MODEL, metadata=said)
     artifact = measured(folder / MODEL)
-    whole = {**card, "releasable": releasable, "artifact": {"sha256": artifact.sha256, "bytes": artifact.bytes}}
+    whole = cards.of_file(card, sha256=artifact.sha256, size=artifact.bytes, releasable=releasable)
     (folder / CARD).write_text(json.dumps(whole, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-    (folder / READABLE).write_text(readable(whole), encoding="utf-8")
+    (folder / READABLE).write_text(cards.readable(whole), encoding="utf-8")
     for path in (folder / MODEL, folder / CARD, folder / READABLE, folder):
         _sync(path)
     return artifact
@@ -90,43 +91,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def readable(card: Mapping[str, Any]) -> str:
-    """A model card for people."""
-    mechanism, guarantee, promise = card["mechanism"], card["guarantee"], card["promise"]
-    proved = guarantee["epsilon_upper"]
-    by_itself = (
-        f"Alone it is (ε ≤ {proved:.6g}, δ = {guarantee['delta']:g})-DP, by the engine `{guarantee['engine']}`."
-        if proved is not None
-        else "No engine bounds it alone; it was admitted by the curves of its charges."
-    )
-    promised = f"ε = {promise['epsilon']:g} at δ = {promise['delta']:g}"
-    lines = [
-        f"# Release {card['release']}",
-        "",
-        *(
-            []
-            if card["releasable"]
-            else ["**Not to be released:** its noise was repeatable, as in a test, and protects nobody.", ""]
-        ),
-        f"{mechanism['title']} (`{mechanism['name']}`; {card['paper']}).",
-        "",
-        "## Guarantee",
-        "",
-        by_itself,
-        f"Every ε is an upper bound. The unit is one {card['unit']}, and neighbours differ by `{card['adjacency']}`.",
-        f"Over all releases nobody of population `{card['population']}` is charged more than {promised}.",
-        "",
-        f"Status of its proof: **{card['proof_status']}**. {card['proof_note']}",
-        "",
-        "## How it was made",
-        "",
-        *(f"- {name}: `{json.dumps(value, ensure_ascii=False)}`" for name, value in mechanism["parameters"].items()),
-        "",
-        "## File",
-        "",
-        f"`{MODEL}`, {card['artifact']['bytes']:,} bytes, sha256 `{card['artifact']['sha256']}`.",
-        "",
-    ]
-    return "\n".join(lines)

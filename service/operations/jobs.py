@@ -81,6 +81,10 @@ _ONE = text(
     "SELECT job.*, population.name AS population, now() AS now FROM job "
     "JOIN population ON population.id = job.population_id WHERE job.id = :id"
 )
+_OF_RELEASE = text(
+    "SELECT job.*, population.name AS population, now() AS now FROM job "
+    "JOIN population ON population.id = job.population_id WHERE job.release = :release"
+)
 _PAGE = text(
     "SELECT job.*, population.name AS population, now() AS now FROM job "
     "JOIN population ON population.id = job.population_id WHERE (CAST(:population AS text) IS NULL "
@@ -103,12 +107,14 @@ _ENDED = text(
     "UPDATE job SET status = :status, error = :error, lease_until = NULL, ticket = NULL, finished_at = :at, "
     "artifact_sha256 = :sha256, artifact_uri = :uri, artifact_bytes = :bytes WHERE id = :id"
 )
+# While the database was away nobody could renew a lease: an attempt that is older than its start gets one more.
 # A ticket that a worker took and did not live to begin: its heart beats no more, or it left no trace at all.
 _SILENT = text(
     "SELECT population.name AS population, job.id FROM job JOIN population ON population.id = job.population_id "
     "LEFT JOIN procrastinate_jobs ticket ON ticket.id = job.ticket "
     "LEFT JOIN procrastinate_workers worker ON worker.id = ticket.worker_id "
-    "WHERE (job.status = 'running' AND job.lease_until < now()) "
+    "WHERE (job.status = 'running' AND job.lease_until < now() AND (job.attempt_at > pg_postmaster_start_time() "
+    "OR pg_postmaster_start_time() < now() - make_interval(secs => :lease))) "
     "OR (job.status = 'queued' AND ticket.status IS DISTINCT FROM 'todo' AND "
     "coalesce(worker.last_heartbeat < now() - make_interval(secs => :lease), true)) ORDER BY job.id LIMIT 100"
 )
@@ -219,11 +225,15 @@ def cancel(*, job: str, by: Actor) -> Decide:
 def commit(*, job: str, token: int, artifact: Mapping[str, Any]) -> Decide:
     """What the current attempt made leaves the house; any other attempt is told that it is too late.
 
-    From a population that was frozen meanwhile nothing leaves: the job fails, and its release is voided.
+    Asked again by an attempt that did not hear the answer, it changes nothing and answers the same. From a population
+    that was frozen meanwhile nothing leaves: the job fails, and its release is voided.
     """
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
+        row = _locked(connection, job)
+        if (row["status"], row["attempt"], row["artifact_sha256"]) == ("committed", token, artifact["sha256"]):
+            return Outcome(bodies=[], status=200, respond=lambda _: {"status": "committed"})
         row = _current(connection, job, token)
         known = book.releases[row["release"]]
         if known.status != "held":  # nobody but a job ends the hold of a job
@@ -406,6 +416,13 @@ def find(database: Database, job: str) -> Mapping[str, Any]:
     if row is None:
         raise NotFound("job", job)
     return dict(row)
+
+
+def of_release(database: Database, release: str) -> dict[str, Any] | None:
+    """The job that makes a release, if it is one that a worker makes."""
+    with database.transaction() as connection:
+        row = connection.execute(_OF_RELEASE, {"release": release}).mappings().one_or_none()
+    return None if row is None else shown(dict(row))
 
 
 def page(

@@ -93,8 +93,11 @@ def tidy(connection: Connection) -> None:
     connection.execute(_TIDY)
 
 
-def app(url: str, *, role: str, pause_seconds: float) -> App:
-    """Procrastinate for a worker, with connections of its own that work as the service's role and keep no locks."""
+def app(url: str, *, role: str, pause_seconds: float, wait_seconds: float) -> App:
+    """Procrastinate for a worker, with connections of its own that work as the service's role and keep no locks.
+
+    Whoever waits longer for one is told that the database is away.
+    """
 
     async def work_as_the_service(connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.execute(f"SET ROLE {role}".encode())
@@ -102,5 +105,7 @@ def app(url: str, *, role: str, pause_seconds: float) -> App:
         await connection.commit()
 
     return App(
-        connector=PsycopgConnector(conninfo=url, min_size=1, max_size=4, configure=work_as_the_service, timeout=30)
+        connector=PsycopgConnector(
+            conninfo=url, min_size=1, max_size=4, configure=work_as_the_service, timeout=wait_seconds
+        )
     )

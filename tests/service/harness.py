@@ -215,14 +215,7 @@ class Remote:
 
     def kill_postgres(self) -> None:
         """kill -9 of the postmaster of this folder and all its children."""
-        pid = int((self.folder / "postgres" / "postmaster.pid").read_text().splitlines()[0])
-        postmaster = psutil.Process(pid)
-        assert str(self.folder) in " ".join(postmaster.cmdline())
-        family = [postmaster, *postmaster.children(recursive=True)]
-        for each in family:  # the father first, or he would bring his children back
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        psutil.wait_procs(family, timeout=10)
+        kill_postgres(self.folder)
 
     def stop(self) -> int:
         """SIGTERM, and how it ended."""
@@ -250,6 +243,18 @@ class Remote:
         limits = httpx.Limits(max_connections=100, max_keepalive_connections=100)
         headers = {"Authorization": f"Bearer {self.key}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=SECONDS, limits=limits)
+
+
+def kill_postgres(folder: Path) -> None:
+    """kill -9 of the postmaster in a data folder and all its children."""
+    pid = int((folder / "postgres" / "postmaster.pid").read_text().splitlines()[0])
+    postmaster = psutil.Process(pid)
+    assert str(folder) in " ".join(postmaster.cmdline())
+    family = [postmaster, *postmaster.children(recursive=True)]
+    for each in family:  # the father first, or he would bring his children back
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(family, timeout=10)
 
 
 @contextmanager

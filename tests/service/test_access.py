@@ -169,6 +169,8 @@ ANYBODY = {
     ("GET", "/v1/populations/{population}/budget"),
     ("GET", "/v1/releases"),
     ("GET", "/v1/releases/{release}"),
+    ("GET", "/v1/releases/{release}/artifact"),
+    ("GET", "/v1/releases/{release}/card"),
     ("GET", "/v1/jobs"),
     ("GET", "/v1/jobs/{job}"),
     ("GET", "/v1/jobs/{job}/logs"),

@@ -235,9 +235,17 @@ def test_an_attempt_commits_once_and_only_while_it_is_the_current_one(
     ):
         with pytest.raises(Problem, match="not the current"):
             decided(parts, population, decide)
-    decided(parts, population, jobs.commit(job=identity, token=new, artifact=ARTIFACT))
-    with pytest.raises(Problem, match="not the current"):
-        decided(parts, population, jobs.commit(job=identity, token=new, artifact=ARTIFACT))
+    for _ in range(2):  # who did not hear the answer asks again
+        became = decided(parts, population, jobs.commit(job=identity, token=new, artifact=ARTIFACT))
+        assert became["status"] == "committed"
+    for late in (
+        jobs.commit(job=identity, token=new, artifact=ARTIFACT | {"sha256": "b" * 64}),
+        jobs.commit(job=identity, token=old, artifact=ARTIFACT),
+    ):
+        with pytest.raises(Problem, match="not the current"):
+            decided(parts, population, late)
+    kinds = [each["body"]["kind"] for each in call.entries(population)]
+    assert kinds.count("release.committed") == 1
     found = call.ok("GET", f"/v1/jobs/{identity}")
     assert (found["status"], found["artifact"]) == ("committed", ARTIFACT)
     assert call("POST", f"/v1/jobs/{identity}/cancel").status_code == 409

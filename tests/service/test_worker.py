@@ -281,13 +281,14 @@ def test_a_zombie_can_neither_commit_nor_publish(alone: Local, where: str) -> No
         assert (found["status"], found["attempt"]) == ("committed", 2)
         assert found["artifact"]["sha256"] != digest
         zombie.send_signal(signal.SIGCONT)
+        assert zombie.stderr is not None
+        assert any("not the current one" in line for line in zombie.stderr)  # it asks again, and then knows
         zombie.terminate()
-        said = ended(zombie)
+        ended(zombie)
     finally:
         zombie.kill()
         zombie.communicate()
-    assert {"commit": "not the current one", "decision": "idle-in-transaction timeout"}[where] in said
-    ended(worker(house.parts, "--queue", "zombie", "--once"))  # removes what a zombie left that could not ask
+    assert zombie.returncode == 0
     assert call.ok("GET", f"/v1/jobs/{identity}")["artifact"] == found["artifact"]
     artifact(house, found)
     assert staged(house) == []

@@ -11,7 +11,7 @@ import torch
 
 from accountant.errors import InvalidInput
 from service.staging import Staging, Unreleasable
-from trainers import artifacts
+from trainers import artifacts, cards
 from trainers.ports import Made
 
 CARD: dict[str, Any] = {
@@ -72,3 +72,12 @@ def test_a_worker_measures_only_what_may_be_released(tmp_path: Path, *, releasab
         (folder / artifacts.MODEL).write_bytes(b"no header")
         with pytest.raises(Unreleasable):
             staging.measured("job_" + "0" * 26, 1)
+
+
+def test_a_card_promises_no_less_than_was_proved() -> None:
+    """Six digits of an upper bound, rounded up."""
+    guarantee = CARD["guarantee"] | {"epsilon_upper": 0.12345649, "delta": 1.0000001e-6}
+    said = CARD | {"guarantee": guarantee, "promise": {"epsilon": 3.00000001, "delta": 1e-6}}
+    text = cards.readable(cards.of_file(said, sha256="0" * 64, size=1, releasable=True))
+    assert "(ε ≤ 0.123457, δ = 1.00001e-06)-DP" in text
+    assert "more than ε = 3.00001 at δ = 1e-06." in text

@@ -2,7 +2,11 @@
 
 crash           a mechanism fails with its first row in the text of the exception, and says it aloud as well
 gate=FILE       a mechanism waits after its first step until the file is there
+late=FILE       an attempt waits after it has staged everything until the file is there
+hungry=FILE     a mechanism takes memory until there is no more: Python's if the file is not there yet, then torch's
 die=commit      the worker kills itself (-9) when it would commit; die=publish: when it has committed
+outage=FOLDER   the worker writes the number of its database process to `reached` in the folder when it is about to
+                commit a release, everything but that done, and goes on when `go` is there; once
 pause=commit    the worker stops itself when it would commit, until somebody wakes it; pause=decision: within the
                 transaction that would, with its population locked
 """
@@ -31,6 +35,8 @@ def _in_mechanism(module: Any) -> None:
         if "crash" in PLANTED:
             sys.stdout.write(f"aloud {given.rows[0].x[0].tolist()}")
             raise RuntimeError(f"near {given.rows[0].x[0].tolist()} of {given.rows[0].y[0]}")
+        if "hungry" in PLANTED:
+            _eat(Path(PLANTED["hungry"]))
 
         def progress(done: int, of: int) -> None:
             given.progress(done, of)
@@ -40,6 +46,34 @@ def _in_mechanism(module: Any) -> None:
         return run(replace(given, progress=progress))
 
     module.run = planted
+
+
+def _eat(file: Path) -> None:
+    """Little by little, so that there is hardly any left for whoever hears of it."""
+    import resource
+
+    import torch
+
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + 2**27, has + 2**27))
+    first, eaten = not file.exists(), list[object]()
+    file.touch()
+    while first:
+        eaten.append(bytearray(2**12))
+    while True:
+        eaten.append(torch.empty(2**12, dtype=torch.uint8))
+
+
+def _in_artifacts(module: Any) -> None:
+    write = module.write
+
+    def planted(*arguments: Any, **named: Any) -> Any:
+        made = write(*arguments, **named)
+        while "late" in PLANTED and not Path(PLANTED["late"]).exists():
+            time.sleep(0.01)
+        return made
+
+    module.write = planted
 
 
 def _in_worker(module: Any) -> None:
@@ -69,6 +103,30 @@ def _in_worker(module: Any) -> None:
             module.Staging.publish = fall(signal.SIGKILL)
 
 
+def _in_writer(module: Any) -> None:
+    commit = module._Page.commit
+
+    def planted(page: Any, connection: Any) -> None:
+        folder = Path(PLANTED.get("outage", "/nowhere"))
+        if "release.committed" in page.kinds and folder.exists() and not (folder / "go").exists():
+            number = connection.connection.driver_connection.info.backend_pid
+            (folder / "number").write_text(str(number))
+            (folder / "number").rename(folder / "reached")
+            while not (folder / "go").exists():
+                time.sleep(0.01)
+        commit(page, connection)
+
+    module._Page.commit = planted
+
+
+_PLANTS: dict[str, Callable[[Any], None]] = {
+    "trainers.mechanisms.dp_sgd": _in_mechanism,
+    "trainers.artifacts": _in_artifacts,
+    "service.worker": _in_worker,
+    "service.store.writer": _in_writer,
+}
+
+
 class _Loader(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader, plant: Callable[[Any], None]) -> None:
         self._loader, self._plant = loader, plant
@@ -85,7 +143,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        plant = {"trainers.mechanisms.dp_sgd": _in_mechanism, "service.worker": _in_worker}.get(fullname)
+        plant = _PLANTS.get(fullname)
         if plant is None:
             return None
         found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
