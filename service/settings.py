@@ -59,6 +59,9 @@ class Settings:
     lease_seconds: float = _setting(
         "STINT_LEASE_SECONDS", 30.0, "how long a worker may be silent before its job is taken from it"
     )
+    wait_seconds: float = _setting(
+        "STINT_WAIT_SECONDS", 604_800.0, "how long a job may wait for a worker before its release is voided"
+    )
     attempts: int = _setting("STINT_ATTEMPTS", 3, "how often a job is tried before its release is voided")
     job_seconds: float = _setting("STINT_JOB_SECONDS", 86_400.0, "the longest that one attempt at a job may take")
     log_level: str = _setting("STINT_LOG_LEVEL", "INFO", "DEBUG, INFO, WARNING or ERROR")
@@ -81,14 +84,15 @@ CONNECTIONS_BESIDE_WRITERS: Final = 2
 LEAST: Final[Mapping[str, float]] = {
     "port": 0, "connections": 1 + CONNECTIONS_BESIDE_WRITERS, "writers": 1, "batch": 1, "queue": 1, "requests": 1,
     "body_bytes": 1024, "upload_bytes": 1024, "hold_seconds": 1, "sweep_seconds": 0.01, "checkpoint_seconds": 1,
-    "statement_seconds": 0.1, "pause_seconds": 1, "lease_seconds": 0.5, "attempts": 1, "job_seconds": 1,
+    "statement_seconds": 0.1, "pause_seconds": 1, "lease_seconds": 0.5, "wait_seconds": 1, "attempts": 1,
+    "job_seconds": 1,
 }  # fmt: skip
 #: Beyond these a value is a slip, or something fails later and far away: a date, a port, PostgreSQL's own limits.
 MOST: Final[Mapping[str, float]] = {
     "port": 65_535, "connections": 1000, "writers": 256, "batch": 10_000, "queue": 1_000_000, "requests": 100_000,
     "body_bytes": 2**30, "upload_bytes": 2**40, "hold_seconds": MAX_HOLD_SECONDS, "sweep_seconds": 3600,
     "checkpoint_seconds": 31_536_000, "statement_seconds": 86_400, "pause_seconds": 86_400, "lease_seconds": 86_400,
-    "attempts": 100, "job_seconds": 31_536_000,
+    "wait_seconds": 31_536_000, "attempts": 100, "job_seconds": 31_536_000,
 }  # fmt: skip
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"log_level": ("DEBUG", "INFO", "WARNING", "ERROR")}
 

@@ -83,10 +83,16 @@ def sweep(parts: Parts) -> int:
 
 def rescue(parts: Parts) -> int:
     """Give jobs whose worker fell silent to another, or give them up; nothing that such a worker makes can leave."""
-    silent = jobs.silent(parts.database, lease_seconds=parts.settings.lease_seconds)
+    settings = parts.settings
+    silent = jobs.silent(parts.database, lease_seconds=settings.lease_seconds, wait_seconds=settings.wait_seconds)
     failures = list[Exception]()
     for population, job in silent:
-        operation = Operation(population=population, actor=ACTOR, decide=jobs.fall_silent(job=job), uses_sql=True)
+        operation = Operation(
+            population=population,
+            actor=ACTOR,
+            decide=jobs.fall_silent(job=job, wait_seconds=settings.wait_seconds),
+            uses_sql=True,
+        )
         try:
             parts.writer.submit(operation).result(_WAIT_SECONDS)
         except Exception as problem:  # noqa: BLE001 - one job's trouble leaves no other's alone

@@ -59,6 +59,7 @@ ERRORS: Final[Mapping[str, str]] = {
     "timeout": "it took longer than an attempt may take",
     "killed": "the attempt's process was ended from outside",
     "worker.lost": "the worker fell silent",
+    "queue.unserved": "no worker of its queue and device took it in time",
     "unreleasable": "its noise was repeatable, as in a test: what it made protects nobody",
     "internal": "a fault of ours; the worker's own log says more",
 }
@@ -77,6 +78,8 @@ _LINE = text(
 )
 _LINES = text("SELECT at, status, attempt, error FROM job_line WHERE job = :job ORDER BY number LIMIT 1000")
 _LOCKED = text("SELECT *, coalesce(lease_until < now(), false) AS lapsed FROM job WHERE id = :id FOR UPDATE")
+# Its last line says since when it waits. A hold that waits for nobody would wait for ever.
+_IS_UNSERVED = text("SELECT max(at) < now() - make_interval(secs => :wait) FROM job_line WHERE job = :id")
 _ONE = text(
     "SELECT job.*, population.name AS population, now() AS now FROM job "
     "JOIN population ON population.id = job.population_id WHERE job.id = :id"
@@ -116,7 +119,9 @@ _SILENT = text(
     "WHERE (job.status = 'running' AND job.lease_until < now() AND (job.attempt_at > pg_postmaster_start_time() "
     "OR pg_postmaster_start_time() < now() - make_interval(secs => :lease))) "
     "OR (job.status = 'queued' AND ticket.status IS DISTINCT FROM 'todo' AND "
-    "coalesce(worker.last_heartbeat < now() - make_interval(secs => :lease), true)) ORDER BY job.id LIMIT 100"
+    "coalesce(worker.last_heartbeat < now() - make_interval(secs => :lease), true)) "
+    "OR (job.status = 'queued' AND (SELECT max(at) FROM job_line WHERE job_line.job = job.id) "
+    "< now() - make_interval(secs => :wait)) ORDER BY job.id LIMIT 100"
 )
 _COUNTS = text("SELECT status, count(*) FROM job GROUP BY status")
 
@@ -169,8 +174,11 @@ def submit(proposal: Proposal, work: Work, *, by: Actor) -> Decide:
         job = releases.new_id("job_", at)
         recipe = canonical(work.recipe).decode()
         body = dict(proposed.bodies[0])
-        digest = f"sha256:{sha256(recipe.encode()).hexdigest()}"
-        body["declared"] = {**body["declared"], "job": {"id": job, "recipe": digest}}
+        data = canonical(work.data).decode()
+        digests = {
+            name: f"sha256:{sha256(each.encode()).hexdigest()}" for name, each in (("recipe", recipe), ("data", data))
+        }
+        body["declared"] = {**body["declared"], "job": {"id": job, **digests}}
         ticket = tickets.put(connection, job=job, queue=work.queue, device=work.device)
         row = {
             "id": job,
@@ -182,7 +190,7 @@ def submit(proposal: Proposal, work: Work, *, by: Actor) -> Decide:
             "mechanism": work.mechanism,
             "parameters": canonical(work.parameters).decode(),
             "recipe": recipe,
-            "data": canonical(work.data).decode(),
+            "data": data,
             "epsilon": body["decision"]["epsilon"]["after"],
             "attempts": work.attempts,
             "ticket": ticket,
@@ -272,13 +280,18 @@ def stand_down(*, job: str, token: int) -> Decide:
     return decide
 
 
-def fall_silent(*, job: str) -> Decide:
-    """The lease of the current attempt ran out, or nobody who took the ticket lives: another attempt, or the end."""
+def fall_silent(*, job: str, wait_seconds: float) -> Decide:
+    """The lease of the current attempt ran out, or nobody who took the ticket lives: another attempt, or the end.
+
+    So is the end of a job that waited for longer than `wait_seconds`.
+    """
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
         row = _locked(connection, job)
         if row["status"] == "queued":
+            if connection.execute(_IS_UNSERVED, {"id": job, "wait": wait_seconds}).scalar_one():
+                return _failed(book, at, connection, row, "queue.unserved")
             return _queued_again(connection, row, None)
         if row["lapsed"]:
             return _retried_or_failed(book, at, connection, row, "worker.lost")
@@ -292,6 +305,10 @@ def _retried_or_failed(
 ) -> Outcome:
     if row["attempt"] < row["attempts"] and error not in _FINAL:
         return _queued_again(connection, row, error)
+    return _failed(book, at, connection, row, error)
+
+
+def _failed(book: Book, at: datetime, connection: Connection, row: Mapping[str, Any], error: str | None) -> Outcome:
     _end(connection, row, "failed", at, error=error)
     bodies = _voided(book, row, f"the job failed after {row['attempt']} attempts, and nothing left the worker: {error}")
     return Outcome(bodies=bodies, status=200, respond=lambda _: {"status": "failed"})
@@ -389,10 +406,11 @@ def renew(database: Database, job: str, token: int, *, lease_seconds: float, ste
         return renewed.one_or_none() is not None
 
 
-def silent(database: Database, *, lease_seconds: float) -> list[tuple[str, str]]:
+def silent(database: Database, *, lease_seconds: float, wait_seconds: float) -> list[tuple[str, str]]:
     """Jobs, with their populations, that nobody is at although somebody should be."""
+    asked = {"lease": lease_seconds, "wait": wait_seconds}
     with database.transaction() as connection:
-        return [(row.population, row.id) for row in connection.execute(_SILENT, {"lease": lease_seconds})]
+        return [(row.population, row.id) for row in connection.execute(_SILENT, asked)]
 
 
 def counts(database: Database) -> dict[str, int]:

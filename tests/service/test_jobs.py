@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 from sqlalchemy import text
 
+from accountant.canonical import canonical
 from service.api.context import Parts
 from service.errors import Problem
 from service.operations import jobs, keys
@@ -74,6 +77,9 @@ def test_hold_job_and_ticket_are_there_together(call: Caller, parts: Parts, popu
     found = call.ok("GET", f"/v1/jobs/{made['id']}")
     assert found["release"] == release["id"]
     assert found["recipe"]["momentum"] == 0.9  # with defaults
+    declared = release["declared"]["job"]
+    for name in ("recipe", "data"):
+        assert declared[name] == f"sha256:{sha256(canonical(found[name])).hexdigest()}"
     assert found["epsilon"]["after"] == made["release"]["decision"]["epsilon"]["after"]
     assert [state for _, state in waiting(parts, made["id"])] == ["todo"]
     sweep(parts)
@@ -311,6 +317,21 @@ def test_a_ticket_that_was_taken_and_never_begun_is_written_again(call: Caller, 
     assert (other != ticket, state) == (True, "todo")
     assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued"
     assert rescue(parts) == 0
+
+
+def test_a_job_that_nobody_serves_is_given_up_in_the_end(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    assert rescue(parts) == 0
+    with psycopg.connect(parts.database.url) as owner:  # the service itself may not
+        owner.execute("UPDATE job_line SET at = at - interval '8 days' WHERE job = %s", [identity])
+    rescue(parts)
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    assert (found["status"], found["error"]) == ("failed", "queue.unserved")
+    assert call.ok("GET", f"/v1/releases/{found['release']}")["status"] == "voided"
+    assert call.reading(population, 0)["held"] == 0.0
+    assert waiting(parts, identity) == []
+    assert rescue(parts) == 0
+    call.verify(population)
 
 
 def test_verify_finds_a_hold_without_its_job(call: Caller, parts: Parts, population: str) -> None:
