@@ -1,0 +1,61 @@
+"""What an audit says of a promise, and how many audits may say it before one of them is wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from accountant.units import NOT_NEGATIVE, POSITIVE_FAILURE_PROBABILITY, real, whole
+
+if TYPE_CHECKING:
+    from accountant.audit.empirical import LowerBound
+
+Verdict: TypeAlias = Literal["consistent", "violation", "inconclusive"]
+
+#: The share of populations in which an audit may ever call a true promise false.
+FALSE_ALARMS: Final = 0.05
+MAX_AUDITS: Final = 10**9
+
+
+def verdict(bound: LowerBound, *, epsilon: float, delta: float, confidence: float) -> Verdict:
+    """What a lower bound says of the promise (ε, δ), for whoever asks for this confidence.
+
+    `violation`: the bound is above ε. It must have the confidence that was asked for, rest on nothing but how the
+    samples were drawn, and be one at a δ not below the promised one, since (ε, δ) promises nothing about smaller δ.
+
+    `consistent`: it is not, and with so many samples it could have been.
+
+    `inconclusive`: neither. The samples could not have disproved the promise whatever they had shown, or the bound does
+    not meet the conditions of a violation and is above ε all the same, or its confidence is too low.
+
+    >>> from accountant.audit.empirical import Tally, fixed
+    >>> told = Tally.of([1.0] * 500, [0.0] * 500, thresholds=[0.5])
+    >>> bound = fixed(told, delta=1e-5, confidence=0.95)
+    >>> [verdict(bound, epsilon=epsilon, delta=1e-5, confidence=0.95) for epsilon in (1.0, 8.0)]
+    ['violation', 'inconclusive']
+    """
+    epsilon = math.inf if epsilon == math.inf else real("epsilon", epsilon, NOT_NEGATIVE)
+    real("confidence", confidence, POSITIVE_FAILURE_PROBABILITY)
+    proves = bound.confidence >= confidence and bound.delta >= delta
+    if bound.epsilon_lower > epsilon:
+        return "violation" if proves and not bound.assumes_a_shape else "inconclusive"
+    return "consistent" if proves and bound.attainable > epsilon else "inconclusive"
+
+
+def alpha_of(number: int, *, total: float = FALSE_ALARMS) -> float:
+    """What audit `number` (from 1) of a population may go wrong with: total · 6/(π² number²), rounded down.
+
+    Σ 1/j² = π²/6, so all audits that there will ever be call a true promise false with probability at most `total`,
+    by a union bound: whatever they look at, and whatever earlier ones made one look at next. The first may use 61 %.
+
+    >>> [f"{alpha_of(number):.4f}" for number in (1, 2, 10)]
+    ['0.0304', '0.0076', '0.0003']
+    """
+    number = whole("number", number, least=1, most=MAX_AUDITS)
+    total = real("total", total, POSITIVE_FAILURE_PROBABILITY)
+    return total * 6 / (math.pi * number) ** 2 * (1 - 1e-12)
+
+
+def confidence_of(number: int, *, total: float = FALSE_ALARMS) -> float:
+    """The confidence that audit `number` (from 1) of a population must have, rounded up."""
+    return math.nextafter(1 - alpha_of(number, total=total), 1)
