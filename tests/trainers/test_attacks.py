@@ -1,0 +1,226 @@
+"""Audits of every mechanism, with fixed noise: what is proved stays consistent, what is refuted is refuted."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import pytest
+
+from accountant import account
+from accountant.audit import empirical, one_run
+from accountant.audit.verdicts import verdict
+from accountant.events import Gaussian
+from accountant.streams.readings import CONTINUAL_RELEASE, worst_off
+from accountant.streams.schedules import ContinualRelease
+from trainers.attacks import coordinates, label_sets, lifetimes, likelihood, solved_noise
+from trainers.attacks.registry import AUDITS, CONFIDENCE, DELTA, Audit, conduct, price
+from trainers.attacks.runs import Guesses, Scores, made, rows_of
+from trainers.catalog import CATALOG
+from trainers.noise import Noise
+
+EVERY: Final = [(name, audit) for name, audits in AUDITS.items() for audit in audits]
+
+
+# The registry
+
+
+def test_every_mechanism_has_an_audit() -> None:
+    assert set(AUDITS) == set(CATALOG)
+    assert all(AUDITS.values())
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_status_of_every_proof_is_backed(name: str) -> None:
+    """Proved: our price stands. Refuted: the claim falls. Claimed: our price stands and the paper's claim falls."""
+    ours = {audit.expected for audit in AUDITS[name] if audit.promiser == "catalog"}
+    theirs = {audit.expected for audit in AUDITS[name] if audit.promiser != "catalog"}
+    match CATALOG[name].proof_status:
+        case "proved":
+            assert ours == {"consistent"}
+        case "refuted":
+            assert ours == set()
+            assert theirs == {"violation"}
+            price_of = [audit.epsilon() for audit in AUDITS[name]]
+            assert all(math.isfinite(each) for each in price_of), "a claim that is refuted is a number"
+        case "claimed":
+            assert ours == {"consistent"}
+            assert theirs == {"violation"}
+
+
+def test_every_audit_has_a_name_of_its_own() -> None:
+    for audits in AUDITS.values():
+        assert len({audit.name for audit in audits}) == len(audits)
+    assert {audit.level for _, audit in EVERY} == {"mechanism", "training", "sequence"}
+    assert all(audit.tested <= audit.samples for _, audit in EVERY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "audit"), EVERY, ids=[f"{name}: {audit.name}" for name, audit in EVERY])
+def test_audits_come_to_what_they_should(name: str, audit: Audit) -> None:
+    """Smaller versions of docs/soundness.md, at 95 %; the noise is that of every run of the suite."""
+    outcome = conduct(audit, samples=audit.tested, noise=Noise.repeatable(1))
+    assert outcome.verdict == audit.expected, f"{name}: {outcome.bound} against {outcome.epsilon}"
+    assert outcome.bound.delta == audit.delta
+    assert outcome.bound.confidence == CONFIDENCE
+    if audit.expected == "consistent":
+        assert outcome.bound.epsilon_lower < outcome.epsilon < outcome.bound.attainable
+    if audit.promiser == "catalog" and outcome.fitted is not None:
+        assert outcome.fitted.epsilon_lower <= outcome.epsilon
+        assert outcome.fitted.epsilon_lower > 0.6 * outcome.epsilon, "the attack sees nearly all that there is"
+
+
+# Noise that is less than what was said
+
+
+def caught(scores: Scores, epsilon: float) -> bool:
+    bound = empirical.from_scores(scores.included, scores.excluded, delta=DELTA, confidence=CONFIDENCE)
+    return verdict(bound, epsilon=epsilon, delta=DELTA, confidence=CONFIDENCE) == "violation"
+
+
+@pytest.mark.slow
+def test_half_the_noise_is_caught_in_running_mechanisms() -> None:
+    """The audit is told one noise multiplier, and the mechanism runs with half of it."""
+    noise = Noise.repeatable(3)
+    sgd = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+    sums = {"noise_multiplier": 1.5}
+    pure = {"epsilon": 2.0}
+    promised = price("dp-sgd", sgd)
+    weights = coordinates.gathered(coordinates.by_weights({**sgd, "noise_multiplier": 1.0}), 30_000, noise)
+    assert caught(weights, promised)
+    promised = price("cosine-classifier", sums)
+    halved = coordinates.by_sums("cosine-classifier", {"noise_multiplier": 0.75}, {"feature_size": 1})
+    assert caught(coordinates.gathered(halved, 100_000, noise, at_a_time=50_000), promised)
+    promised = price("output-perturbation", pure)
+    assert caught(likelihood.output_perturbation({"epsilon": 4.0}, 1_500, noise), promised)
+
+
+def test_a_label_that_is_told_too_easily_is_caught() -> None:
+    """Twice the ε that was paid for."""
+    scores = coordinates.gathered(
+        coordinates.by_label({"epsilon": 2.0, "delta": 1e-5}, others=4), 50_000, Noise.repeatable(3), at_a_time=50_000
+    )
+    assert caught(scores, price("label-release", {"epsilon": 1.0, "delta": 1e-5}))
+
+
+# What attacks rest on
+
+
+def test_canaries_with_their_own_coordinate_do_not_see_each_other() -> None:
+    """The weight along an axis is a sum of clipped steps of its own canary and of noise of its own, to the last bit."""
+    parameters = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 3, "clip_norm": 1.0}
+    size = 100
+    experiment = coordinates.by_weights(parameters)
+    everybody = experiment(np.ones(size, dtype=np.bool_), Noise.repeatable(5))
+    nobody = experiment(np.zeros(size, dtype=np.bool_), Noise.repeatable(5))
+    one = experiment(np.arange(size) == 17, Noise.repeatable(5))
+    others = np.arange(size) != 17
+    # In units of a clipped step: each weight moved by three of its own, whoever else was there.
+    step = 1e-3 / size * math.sqrt(2)
+    assert (everybody - nobody) / step == pytest.approx(np.full(size, 3.0), abs=1e-2)
+    assert (one - nobody)[17] / step == pytest.approx(3.0, abs=1e-2)
+    assert np.abs((one - nobody)[others] / step).max() < 1e-2
+    assert np.std(nobody / step) == pytest.approx(2.0 * math.sqrt(3), rel=0.3)
+
+
+def test_scores_are_those_of_the_likelihood_ratio() -> None:
+    """N(1, σ²) and N(0, σ²) by real runs of prototypes: means and deviation."""
+    scores = coordinates.gathered(
+        coordinates.by_sums("cosine-classifier", {"noise_multiplier": 1.5}, {"feature_size": 1}),
+        20_000,
+        Noise.repeatable(0),
+        at_a_time=10_000,
+    )
+    assert scores.included.mean() == pytest.approx(1, abs=0.05)
+    assert scores.excluded.mean() == pytest.approx(0, abs=0.05)
+    assert scores.excluded.std() == pytest.approx(1.5, rel=0.03)
+
+
+def test_more_canaries_of_a_real_training_give_a_tighter_bound() -> None:
+    parameters = {"noise_multiplier": 1.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+    bounds = []
+    for canaries in (60, 250, 1_000):
+        guesses = coordinates.guessed(coordinates.by_weights(parameters), canaries, Noise.repeatable(2))
+        assert isinstance(guesses, Guesses)
+        found = one_run.from_scores(guesses.scores, guesses.included, delta=DELTA, confidence=CONFIDENCE)
+        bounds.append(found.epsilon_lower)
+    assert bounds == sorted(bounds)
+    assert bounds[-1] > 1
+    assert bounds[-1] < account(Gaussian(noise_multiplier=1.0), delta=DELTA).upper
+
+
+def test_white_box_and_black_box_see_the_same_of_a_linear_model() -> None:
+    parameters = {"noise_multiplier": 1.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+    white, black = (
+        coordinates.guessed(each(parameters), 400, Noise.repeatable(2))
+        for each in (coordinates.by_weights, coordinates.by_loss)
+    )
+    assert np.corrcoef(white.scores, black.scores)[0, 1] > 0.99
+    assert (white.included == black.included).all()
+
+
+# Sequences
+
+
+def test_a_derived_label_set_gives_its_datapoint_away_every_time() -> None:
+    scores = label_sets.attack(label_sets.derived, 50)
+    assert (scores.included == 1).all()
+    assert (scores.excluded == 0).all()
+
+
+def test_a_released_label_set_hides_it() -> None:
+    parameters = {"epsilon": 1.0, "delta": 1e-5}
+    scores = label_sets.attack(label_sets.released(parameters, Noise.repeatable(4)), 200)
+    assert scores.included.sum() <= 1
+    assert scores.excluded.sum() == 0
+    told = label_sets.released(parameters, Noise.repeatable(4))(rows_of(np.zeros((60, 1)), np.repeat([0, 1], 30)))
+    assert told == ["0", "1"], "while common labels are told"
+
+
+def test_solved_noise_is_right_every_time() -> None:
+    scores = solved_noise.two_releases(40, Noise.repeatable(6))
+    assert scores.included.min() > 0
+    assert scores.excluded.max() < 0
+    assert np.median(scores.included) > 20, "ten digits nearer than the wrong record"
+    assert solved_noise.claim() < 1
+
+
+def test_secret_blocks_leak_more_with_every_task_while_the_claim_stays() -> None:
+    bounds = []
+    for tasks in (2, 5, 17):
+        scores = lifetimes.secret_blocks(
+            noise_multiplier=2.0, tasks=tasks, steps=1, samples=100_000, noise=Noise.repeatable(1)
+        )
+        found = empirical.gaussian_from_scores(scores.included, scores.excluded, delta=DELTA, confidence=CONFIDENCE)
+        bounds.append(found.epsilon_lower)
+    assert bounds == sorted(bounds)
+    assert bounds[-1] > 1.2 * bounds[0]
+
+
+def test_a_batch_that_is_clipped_as_a_whole_turns_round() -> None:
+    """With one more row it points the other way: why DP-AGEM as published is charged for twice the clip norm."""
+    noise = Noise.repeatable(0)
+    with_it = likelihood.clipped_batch([[1_000.0], [2_000.0]], [1, 0], noise)
+    without = likelihood.clipped_batch([[1_000.0]], [1], noise)
+    assert with_it == pytest.approx(1, abs=1e-3)
+    assert without == pytest.approx(-1, abs=1e-3)
+
+
+def test_the_worst_off_of_a_published_stream_pays_more_than_the_claim() -> None:
+    """1.375 ε for B = 8 b0 in the limit (card M16); losses add up to what the readings say, and no more."""
+    [audit] = AUDITS["continual-release-as-published"]
+    scores = audit.gather(50_000, Noise.repeatable(2))
+    assert isinstance(scores, Scores)
+    _, total = worst_off(ContinualRelease(pane=1, base=8), CONTINUAL_RELEASE["half_open"], steps=120)
+    assert 1.3 < float(total) < 1.375
+    assert scores.included.max() == pytest.approx(float(total), abs=1e-6)
+
+
+def test_attacks_repeat_with_their_noise() -> None:
+    one, other = (
+        made("cosine-classifier", {"noise_multiplier": 1.0}, {"feature_size": 1, "label_source": "prior",
+              "label_names": ["0"]}, [rows_of([[1.0]], ["0"])], noise=Noise.repeatable(9)).tensors["sums"]
+        for _ in range(2)
+    )  # fmt: skip
+    assert one.tolist() == other.tolist()

@@ -1,0 +1,129 @@
+"""Canaries with a coordinate of their own: many independent runs against one datapoint each, for the price of one.
+
+Where noise is drawn for each coordinate by itself, and canary i moves coordinate i alone and by as much as any
+datapoint may, the score of canary i depends on whether *it* is there and on noise that no other score has seen. So a
+run with m such canaries is m independent experiments, each on two neighbours that differ in canary i.
+
+- Gradients: canary i is a long row along axis i of a linear model. Its gradient is longer than the clip norm whatever
+  the weights, so that it is always clipped to the same vector, which is on axis i but for a millionth on the bias.
+  The weights after all steps show the sum over the steps; the likelihood ratio of a sum of sampled Gaussians rises
+  with it, so no attack on the released weights tells more.
+- Prototypes and class sums: canary i is the only record of label i.
+- Label sets: the canary is one more datapoint of label i.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from trainers.attacks.runs import Guesses, Scores, coins, made, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from trainers.noise import Noise
+
+    #: Which canaries are in, and chance → a score for each.
+    Experiment = Callable[[NDArray[np.bool_], Noise], NDArray[np.float64]]
+
+_AT_A_TIME: Final = 1_000  # canaries of one run
+_LONG: Final = 1_000.0  # of a row, beside the 1 of its bias
+_SLOW: Final = 1e-3  # rate at which weights stay so small that every canary's gradient is clipped
+_PAIR: Final = {"label_source": "prior", "label_names": ["0", "1"]}
+
+
+def gathered(experiment: Experiment, samples: int, noise: Noise, *, at_a_time: int = _AT_A_TIME) -> Scores:
+    """So many scores a side: in each run every other canary is in."""
+    found: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])
+    for start in range(0, samples, at_a_time // 2):
+        count = 2 * min(at_a_time // 2, samples - start)
+        there = np.arange(count) % 2 == 0
+        scores = experiment(there, noise)
+        found[0].append(scores[there])
+        found[1].append(scores[~there])
+    return Scores(np.concatenate(found[0]), np.concatenate(found[1]))
+
+
+def guessed(experiment: Experiment, canaries: int, noise: Noise) -> Guesses:
+    """One run in which each canary is in by a fair coin of its own."""
+    there = coins(canaries, noise)
+    return Guesses(experiment(there, noise), there)
+
+
+def long_rows(there: NDArray[np.bool_]) -> tuple[NDArray[np.float32], list[str]]:
+    """Rows along their own axes, of label 0; one that is not there has a label that nothing knows, and so is null."""
+    return _LONG * np.eye(len(there), dtype=np.float32), ["0" if each else "" for each in there]
+
+
+def difference(weight: torch.Tensor) -> NDArray[np.float64]:
+    """How far a linear model prefers label 0 to label 1 along each axis."""
+    found: NDArray[np.float64] = (weight[0] - weight[1]).to(torch.float64).numpy()
+    return found
+
+
+def by_weights(parameters: Mapping[str, Any], name: str = "dp-sgd") -> Experiment:
+    """White box: the weights along each canary's axis."""
+
+    def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
+        x, y = long_rows(there)
+        released = made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise)
+        return difference(next(each for key, each in released.tensors.items() if key.endswith("weight")))
+
+    return experiment
+
+
+def by_loss(parameters: Mapping[str, Any], name: str = "dp-sgd") -> Experiment:
+    """Black box: how small the loss of the released model is on each canary; its weights are not looked at."""
+
+    def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
+        x, y = long_rows(there)
+        released = made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise)
+        weight, bias = (
+            next(each for key, each in released.tensors.items() if key.endswith(end)) for end in ("weight", "bias")
+        )
+        outputs = torch.from_numpy(x) @ weight.T + bias
+        loss = torch.nn.functional.cross_entropy(outputs, torch.zeros(len(x), dtype=torch.int64), reduction="none")
+        found: NDArray[np.float64] = -loss.to(torch.float64).numpy()
+        return found
+
+    return experiment
+
+
+def recipe_of(name: str, size: int) -> dict[str, Any]:
+    """A linear model of so many features, that hardly moves."""
+    slow = {"learning_rate": _SLOW, "momentum": 0.0, **_PAIR}
+    return {"feature_size": size, **slow} if name == "peft-ensemble" else {"model": "linear", "shape": [size], **slow}
+
+
+def by_sums(name: str, parameters: Mapping[str, Any], recipe: Mapping[str, Any]) -> Experiment:
+    """Class sums of one number: each canary is alone with its label, and every label gets noise of its own."""
+
+    def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
+        labels = [str(place) for place in range(len(there))]
+        present = np.flatnonzero(there)
+        rows = rows_of(np.ones((len(present), 1)), [labels[place] for place in present], slots=len(there))
+        space = {"label_source": "prior", "label_names": labels}
+        found: NDArray[np.float64] = (
+            made(name, parameters, {**recipe, **space}, [rows], noise=noise).tensors["sums"][:, 0].numpy()
+        )
+        return found
+
+    return experiment
+
+
+def by_label(parameters: Mapping[str, Any], *, others: int) -> Experiment:
+    """Whether label i is told, of which `others` datapoints are certain and the canary is one more."""
+
+    def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
+        y = np.repeat(np.arange(len(there)), others + there)
+        told = made("label-release", parameters, {}, [rows_of(np.zeros((len(y), 1)), y)], noise=noise).facts["labels"]
+        found = np.zeros(len(there))
+        found[[int(label) for label in told]] = 1.0
+        return found
+
+    return experiment

@@ -1,0 +1,75 @@
+"""L2DP-ML as published: two releases, and the noise is solved for.
+
+The same noise χ1 masks all records of all tasks. With saturated hidden values the update of task t is m_t u_tᵀ with
+m_t = n/2 − S_t − χ1, S_t the sum of its records: so m_1 − m_2 = S_2 − S_1 has no noise in it at all, and must lie in
+the plane of the two released directions. Whoever knows all records but one puts each of two candidates in its place,
+and sees which of the two leaves no residue.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from trainers.attacks.runs import Scores, made, rows_of
+from trainers.mechanisms.l2dp_ml_as_published import claimed_epsilon, initial
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from trainers.noise import Noise
+
+_RECORDS: Final = 40
+_INPUTS: Final = 5
+_RATE: Final = 0.1
+RECIPE: Final[Mapping[str, Any]] = {
+    "label_source": "prior", "label_names": ["0", "1"], "inputs": _INPUTS, "hidden": 6, "last": 4, "scale": 1.0,
+    "learning_rate": _RATE,
+}  # fmt: skip
+PARAMETERS: Final[Mapping[str, Any]] = {
+    "tasks": [{"task": "monday", "epochs": 1}, {"task": "tuesday", "epochs": 1}], "epsilon_1": 0.05, "epsilon_2": 0.05,
+}  # fmt: skip
+
+
+def claim() -> float:
+    """What the paper claims of these parameters, for any number of tasks."""
+    start = initial(_INPUTS, RECIPE["hidden"], RECIPE["last"], 2, scale=RECIPE["scale"]).encoder
+    return claimed_epsilon(PARAMETERS["epsilon_1"], PARAMETERS["epsilon_2"], start, size=_RECORDS)
+
+
+def two_releases(samples: int, noise: Noise) -> Scores:
+    """One record of the first task is one of two ordinary ones. Score: the residue of the second over the first's."""
+    public = np.random.default_rng(0)
+    first, second = public.uniform(-1, 1, size=(2, _RECORDS, _INPUTS))
+    candidates = [np.concatenate([public.uniform(-1, 1, size=(1, _INPUTS)), first[1:]]) for _ in range(2)]
+    labels = public.integers(0, 2, size=(2, _RECORDS)).astype(str)
+    found = []
+    for truth in candidates:
+        scores = []
+        for _ in range(samples):
+            tasks = [rows_of(truth, labels[0]), rows_of(second, labels[1])]
+            released = made(
+                "l2dp-ml-as-published", PARAMETERS, RECIPE, tasks, noise=noise, adjacency="replace_one"
+            ).tensors
+            told = [_residue(released, each, second) for each in candidates]
+            scores.append(math.log(told[1]) - math.log(told[0]))
+        found.append(np.array(scores))
+    return Scores(found[0], found[1])
+
+
+def _residue(released: Mapping[str, torch.Tensor], first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """How far the noise-free difference of the two updates is from the plane of their directions."""
+    start = initial(_INPUTS, RECIPE["hidden"], RECIPE["last"], 2, scale=RECIPE["scale"]).encoder
+    one, two = released["task.0.encoder"], released["task.1.encoder"]
+    updates = [start - one, one - two]
+    plane = torch.stack([torch.linalg.svd(update).U[:, 0] for update in updates], dim=1)
+    # As the mechanism sums them: in float64, of rows that are float32.
+    sums = [torch.from_numpy(each.astype(np.float32).astype(np.float64)).sum(0) for each in (first, second)]
+    difference = (sums[0] - sums[1])[:, None]
+    lengths = torch.linalg.lstsq(plane, difference).solution
+    return max(1e-300, float((plane @ lengths - difference).norm() / difference.norm()))
