@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Final
 
@@ -224,3 +225,19 @@ def test_attacks_repeat_with_their_noise() -> None:
         for _ in range(2)
     )  # fmt: skip
     assert one.tolist() == other.tolist()
+
+
+def test_an_outcome_is_a_document() -> None:
+    """What a job will keep: numbers that say which bound they are, what they assume, and a picture."""
+    for name in ("cosine-classifier", "fine-tuning"):
+        audit = AUDITS[name][0]
+        told = json.loads(json.dumps(conduct(audit, samples=300, noise=Noise.repeatable(1)).document(points=10)))
+        assert told["promise"]["epsilon_upper"] == audit.epsilon()
+        assert told["verdict"] in {"consistent", "violation", "inconclusive"}
+        assert {bound["method"] for bound in told["bounds"]} <= {"clopper_pearson", "gaussian_dp", "one_run"}
+        for bound in told["bounds"]:
+            assert 0 <= bound["epsilon_lower"] <= bound["attainable"]
+            assert any("Gaussian" in each or "Gaussians" in each for each in bound["assumptions"]) == (
+                bound["method"] == "gaussian_dp"
+            )
+        assert told["roc"][-1] == {**told["roc"][-1], "false_positive_rate": 1.0, "true_positive_rate": 1.0}

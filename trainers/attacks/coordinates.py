@@ -55,9 +55,12 @@ def guessed(experiment: Experiment, canaries: int, noise: Noise) -> Guesses:
     return Guesses(experiment(there, noise), there)
 
 
-def long_rows(there: NDArray[np.bool_]) -> tuple[NDArray[np.float32], list[str]]:
-    """Rows along their own axes, of label 0; one that is not there has a label that nothing knows, and so is null."""
-    return _LONG * np.eye(len(there), dtype=np.float32), ["0" if each else "" for each in there]
+def long_rows(there: NDArray[np.bool_], *, otherwise: str = "") -> tuple[NDArray[np.float32], list[str]]:
+    """Rows along their own axes, of label 0; one that is not there has a label that nothing knows, and so is null.
+
+    With `otherwise` it is there all the same, with this label: neighbours by replacement.
+    """
+    return _LONG * np.eye(len(there), dtype=np.float32), ["0" if each else otherwise for each in there]
 
 
 def difference(weight: torch.Tensor) -> NDArray[np.float64]:
@@ -66,11 +69,11 @@ def difference(weight: torch.Tensor) -> NDArray[np.float64]:
     return found
 
 
-def by_weights(parameters: Mapping[str, Any], name: str = "dp-sgd") -> Experiment:
-    """White box: the weights along each canary's axis."""
+def by_weights(parameters: Mapping[str, Any], name: str = "dp-sgd", *, otherwise: str = "") -> Experiment:
+    """White box: the weights along each canary's axis, which is their inner product with its clipped gradient."""
 
     def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
-        x, y = long_rows(there)
+        x, y = long_rows(there, otherwise=otherwise)
         released = made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise)
         return difference(next(each for key, each in released.tensors.items() if key.endswith("weight")))
 
@@ -100,13 +103,19 @@ def recipe_of(name: str, size: int) -> dict[str, Any]:
     return {"feature_size": size, **slow} if name == "peft-ensemble" else {"model": "linear", "shape": [size], **slow}
 
 
-def by_sums(name: str, parameters: Mapping[str, Any], recipe: Mapping[str, Any]) -> Experiment:
-    """Class sums of one number: each canary is alone with its label, and every label gets noise of its own."""
+def by_sums(
+    name: str, parameters: Mapping[str, Any], recipe: Mapping[str, Any], *, otherwise: float | None = None
+) -> Experiment:
+    """Class sums of one number: each canary is alone with its label, and every label gets noise of its own.
+
+    A canary that is not there is null, or with `otherwise` has this value instead of 1.
+    """
 
     def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
         labels = [str(place) for place in range(len(there))]
-        present = np.flatnonzero(there)
-        rows = rows_of(np.ones((len(present), 1)), [labels[place] for place in present], slots=len(there))
+        present = np.flatnonzero(there) if otherwise is None else np.arange(len(there))
+        x = np.where(there, 1.0, otherwise or 0.0)[present, None]
+        rows = rows_of(x, [labels[place] for place in present], slots=len(there))
         space = {"label_source": "prior", "label_names": labels}
         found: NDArray[np.float64] = (
             made(name, parameters, {**recipe, **space}, [rows], noise=noise).tensors["sums"][:, 0].numpy()

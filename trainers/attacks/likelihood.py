@@ -61,17 +61,20 @@ def gathered(
 def output_perturbation(parameters: Mapping[str, Any], samples: int, noise: Noise) -> Scores:
     """One datapoint or none, around a centre that is as wrong as can be about it: its gradient has the full norm √2 R.
 
-    Score: how much nearer the weights are to where the datapoint would have moved them than to the centre, which is the
-    likelihood ratio of spherical noise, and rises with that of Gaussian noise.
+    Score: the likelihood ratio, which for spherical noise is how much nearer the weights are to where the datapoint
+    would have moved them than to the centre, and for Gaussian noise how far they went that way.
     """
     recipe = {"shape": [1], "bias": False, "modulus": 1.0, "iterations": 1, "centre": "rel_audit", **_PAIR}
     centre = Artifact(made=Made(tensors={"weight": torch.tensor([[-_FAR], [_FAR]])}, facts={"labels": ["0", "1"]}))
     step = 4 / (1 + 4 * 1.0)  # of gradient descent, for a radius and a modulus of 1
+    gaussian = parameters.get("noise") == "gaussian"
     without = np.array([-_FAR, _FAR])
     with_it = without + step * np.array([1.0, -1.0])
 
     def score(released: Made) -> float:
         at = released.tensors["weight"].to(torch.float64).numpy()[:, 0]
+        if gaussian:
+            return float((at - without) @ (with_it - without))
         return float(np.linalg.norm(at - without) - np.linalg.norm(at - with_it))
 
     there, null = rows_of([[1.0]], ["0"]), rows_of(np.zeros((0, 1)), [], slots=1)
@@ -124,14 +127,15 @@ def output_perturbation_as_published(
 
 
 def accuracy(parameters: Mapping[str, Any], samples: int, noise: Noise) -> Scores:
-    """One row that the model answers rightly, or none: the count of right answers, where Laplace noise shows most."""
+    """One row that the model answers rightly, or none. Score: the likelihood ratio of the count of right answers."""
+    gaussian = parameters.get("noise") == "gaussian"
     model = Artifact(
         made=Made(tensors={"weight": torch.eye(2), "bias": torch.zeros(2)}, facts={"predictor": "linear", **_FACTS})
     )
 
     def score(released: Made) -> float:
         right: float = released.facts["correct"]
-        return abs(right) - abs(right - 1)
+        return right if gaussian else abs(right) - abs(right - 1)
 
     neighbours = rows_of([[1.0, 0.0]], ["0"]), rows_of(np.zeros((0, 2)), np.zeros(0, dtype=str), slots=1)
     recipe = {"models": ["rel_audit"]}

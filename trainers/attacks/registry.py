@@ -69,6 +69,35 @@ class Outcome(NamedTuple):
     verdict: Verdict
     scores: Scores | Guesses
 
+    def document(self, *, points: int = 50) -> dict[str, Any]:
+        """All of it as JSON: the promise, the lower bound and what it rests on, the verdict, and a picture."""
+        sides = (
+            (self.scores.scores[self.scores.included], self.scores.scores[~self.scores.included])
+            if isinstance(self.scores, Guesses)
+            else self.scores
+        )
+        return {
+            "audit": self.audit.name,
+            "level": self.audit.level,
+            "what": self.audit.what,
+            "promise": {"epsilon_upper": self.epsilon, "delta": self.audit.delta, "by": self.audit.promiser},
+            "bounds": [_bound(bound) for bound in (self.bound, self.fitted) if bound is not None],
+            "verdict": self.verdict,
+            "roc": [point._asdict() for point in empirical.roc(*sides, points=points)],
+        }
+
+
+def _bound(bound: LowerBound) -> dict[str, Any]:
+    return {
+        "epsilon_lower": bound.epsilon_lower,
+        "delta": bound.delta,
+        "confidence": bound.confidence,
+        "method": bound.method,
+        "samples": bound.samples,
+        "assumptions": list(bound.assumptions),
+        "attainable": bound.attainable,
+    }
+
 
 def conduct(audit: Audit, *, samples: int, noise: Noise, confidence: float = CONFIDENCE) -> Outcome:
     """Gather scores, bound ε from below, and compare with the promise."""
@@ -117,6 +146,7 @@ def _gathered(experiment: coordinates.Experiment, *, at_a_time: int = 1_000) -> 
 
 _SGD: Final = {"noise_multiplier": 2.0, "sampling_probability": 0.5, "steps": 4, "clip_norm": 1.0}
 _FULL: Final = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+_QUIET: Final = {"noise_multiplier": 4.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
 _LOUD: Final = {"noise_multiplier": 1.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
 _LONG: Final = {"noise_multiplier": 4.0, "sampling_probability": 0.5, "steps": 40, "clip_norm": 1.0}
 _MEMORY: Final = {
@@ -137,6 +167,8 @@ _WINDOW: Final = {"k": 2, "w0": 1, "epsilon": 3.0}
 _SCALES: Final = {"pane": 1, "levels": 3, "epsilon": 3.0}
 _CONTINUAL: Final = {"pane": 1, "doublings": 1, "epsilon": 3.0}
 _CELLS: Final = {"scale": 0.5}
+_GAUSSIAN_CELLS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
+_GAUSSIAN_WEIGHTS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
 _COORDINATES: Final = {"epsilon": 1.0, "weights": 3}
 _SECRET: Final[dict[str, Any]] = {"noise_multiplier": 2.0, "steps": 1}
 #: Pure promises hold at every δ; what the catalog charges is compared at the δ of all others.
@@ -206,6 +238,19 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 gather=partial(canaries.perceptron, _LONG),
                 samples=2_000,
                 tested=500,
+            ),
+            Audit(
+                name="weights after one step, replaced datapoint",
+                level="mechanism",
+                what="the same for a canary with one of two labels, whose clipped gradient turns round",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", _QUIET, adjacency="replace_one"),
+                delta=DELTA,
+                expected="consistent",
+                gather=_gathered(coordinates.by_weights(_QUIET, otherwise="1")),
+                samples=50_000,
+                tested=2_000,
+                gaussian=True,
             ),
         ),
         "peft-ensemble": (
@@ -277,6 +322,22 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 tested=50_000,
                 gaussian=True,
             ),
+            Audit(
+                name="sum of one label, replaced datapoint",
+                level="mechanism",
+                what="the same for a datapoint with one of two opposite features",
+                promiser="catalog",
+                epsilon=lambda: price("cosine-classifier", _SUMS, adjacency="replace_one"),
+                delta=DELTA,
+                expected="consistent",
+                gather=_gathered(
+                    coordinates.by_sums("cosine-classifier", _SUMS, {"feature_size": 1}, otherwise=-1.0),
+                    at_a_time=50_000,
+                ),
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
+            ),
         ),
         "l2dp-ml": (
             Audit(
@@ -342,6 +403,21 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 samples=5_000,
                 tested=300,
             ),
+            *(
+                Audit(
+                    name=f"one more datapoint of a label, rule {rule}",
+                    level="mechanism",
+                    what="the same with another rule",
+                    promiser="catalog",
+                    epsilon=partial(price, "label-release", {**_LABELS, "rule": rule}),
+                    delta=DELTA,
+                    expected="consistent",
+                    gather=_gathered(coordinates.by_label({**_LABELS, "rule": rule}, others=others), at_a_time=50_000),
+                    samples=1_000_000,
+                    tested=50_000,
+                )
+                for rule, others in (("optimal", 9), ("laplace", 9), ("binary", 9))
+            ),
         ),
         "accuracy": (
             Audit(
@@ -356,6 +432,18 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 samples=10_000,
                 tested=1_000,
             ),
+            Audit(
+                name="count of right answers, Gaussian noise",
+                level="mechanism",
+                what="threshold on the noisy count of right answers, of one row or none",
+                promiser="catalog",
+                epsilon=lambda: price("accuracy", _GAUSSIAN_CELLS),
+                delta=DELTA,
+                expected="consistent",
+                gather=partial(likelihood.accuracy, _GAUSSIAN_CELLS),
+                samples=10_000,
+                tested=1_000,
+            ),
         ),
         "output-perturbation": (
             Audit(
@@ -367,6 +455,18 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 gather=partial(likelihood.output_perturbation, _PURE),
+                samples=20_000,
+                tested=1_000,
+            ),
+            Audit(
+                name="weights around a wrong centre, Gaussian noise",
+                level="mechanism",
+                what="the same with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("output-perturbation", _GAUSSIAN_WEIGHTS),
+                delta=DELTA,
+                expected="consistent",
+                gather=partial(likelihood.output_perturbation, _GAUSSIAN_WEIGHTS),
                 samples=20_000,
                 tested=1_000,
             ),
