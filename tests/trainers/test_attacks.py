@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -105,6 +106,24 @@ def test_a_label_that_is_told_too_easily_is_caught() -> None:
     assert caught(scores, price("label-release", {"epsilon": 1.0, "delta": 1e-5}))
 
 
+def test_the_page_of_figures_has_a_row_for_every_audit(checkout: Path) -> None:
+    """In the order of the registry, each with the verdict that is expected, and bounds on the right side of it."""
+    text = (checkout / "docs" / "soundness.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.count("|") == 10 and line.startswith("| `")
+    ]
+    assert [(row[0].strip("`"), row[1], row[2], row[8]) for row in rows] == [
+        (name, audit.name, audit.level, audit.expected) for name, audit in EVERY
+    ]
+    for row, (_, audit) in zip(rows, EVERY, strict=True):
+        upper, lower = float(row[5]), float(row[6])
+        assert upper == pytest.approx(audit.epsilon(), abs=0.011)
+        assert (lower > upper) == (audit.expected == "violation"), row
+        assert int(row[3].replace(",", "")) >= audit.samples // 2
+
+
 # What attacks rest on
 
 
@@ -185,6 +204,10 @@ def test_solved_noise_is_right_every_time() -> None:
     assert scores.excluded.max() < 0
     assert np.median(scores.included) > 20, "ten digits nearer than the wrong record"
     assert solved_noise.claim() < 1
+    alone = solved_noise.single_release(40, Noise.repeatable(6))
+    assert alone.included.min() > 0
+    assert alone.excluded.max() < 0
+    assert solved_noise.claim(single=True) < 1
 
 
 def test_secret_blocks_leak_more_with_every_task_while_the_claim_stays() -> None:

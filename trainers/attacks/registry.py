@@ -163,9 +163,12 @@ _LABELS: Final = {"epsilon": 1.0, "delta": 1e-5}
 _SUMS: Final = {"noise_multiplier": 1.5}
 _MOMENTS: Final = {"noise_multiplier": 1.5, "moment_weight": 1e-3}
 _PURE: Final = {"epsilon": 2.0}
-_WINDOW: Final = {"k": 2, "w0": 1, "epsilon": 3.0}
-_SCALES: Final = {"pane": 1, "levels": 3, "epsilon": 3.0}
-_CONTINUAL: Final = {"pane": 1, "doublings": 1, "epsilon": 3.0}
+_WINDOW: Final = {"k": 2, "w0": 20, "epsilon": 3.0}
+_SCALES: Final = {"pane": 20, "levels": 3, "epsilon": 3.0}
+_CONTINUAL: Final = {"pane": 20, "doublings": 1, "epsilon": 3.0}
+_WINDOW_GAUSSIAN: Final = {"k": 2, "w0": 20, "noise": "gaussian", "mu": 0.7}
+_SCALES_GAUSSIAN: Final = {"pane": 20, "levels": 3, "noise": "gaussian", "mu": 0.7}
+_CONTINUAL_GAUSSIAN: Final = {"pane": 20, "doublings": 1, "noise": "gaussian", "mu": 0.7}
 _CELLS: Final = {"scale": 0.5}
 _GAUSSIAN_CELLS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
 _GAUSSIAN_WEIGHTS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
@@ -483,7 +486,21 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 gather=lambda samples, noise: lifetimes.streams(
                     "multi-resolution", _SCALES, canary=0, steps=(0, 1, 3), samples=samples, noise=noise
                 ),
-                samples=5_000,
+                samples=4_000,
+                tested=200,
+            ),
+            Audit(
+                name="a life at every scale, Gaussian noise",
+                level="sequence",
+                what="the same with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("multi-resolution", {**_SCALES_GAUSSIAN, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                gather=lambda samples, noise: lifetimes.streams(
+                    "multi-resolution", _SCALES_GAUSSIAN, canary=0, steps=(0, 1, 3), samples=samples, noise=noise
+                ),
+                samples=4_000,
                 tested=200,
             ),
         ),
@@ -497,9 +514,28 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 gather=lambda samples, noise: lifetimes.streams(
-                    "continual-release", _CONTINUAL, canary=2, steps=(0, 1, 2, 6), samples=samples, noise=noise
+                    "continual-release", _CONTINUAL, canary=40, steps=(0, 1, 2, 6), samples=samples, noise=noise
                 ),
-                samples=5_000,
+                samples=4_000,
+                tested=200,
+            ),
+            Audit(
+                name="a life of bases and updates, Gaussian noise",
+                level="sequence",
+                what="the same with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("continual-release", {**_CONTINUAL_GAUSSIAN, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                gather=lambda samples, noise: lifetimes.streams(
+                    "continual-release",
+                    _CONTINUAL_GAUSSIAN,
+                    canary=40,
+                    steps=(0, 1, 2, 6),
+                    samples=samples,
+                    noise=noise,
+                ),
+                samples=4_000,
                 tested=200,
             ),
         ),
@@ -513,9 +549,9 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 gather=lambda samples, noise: lifetimes.streams(
-                    "sliding-window", _WINDOW, canary=3, steps=(0, 1, 2), samples=samples, noise=noise
+                    "sliding-window", _WINDOW, canary=60, steps=(0, 1, 2), samples=samples, noise=noise
                 ),
-                samples=5_000,
+                samples=4_000,
                 tested=200,
             ),
             Audit(
@@ -541,6 +577,20 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 gather=_printed(SlidingWindow(k=4, w0=1), SLIDING_WINDOW["R5"], steps=40, epsilon=_PUBLISHED_EPSILON),
                 samples=200_000,
                 tested=20_000,
+            ),
+            Audit(
+                name="a life of windows, Gaussian noise",
+                level="sequence",
+                what="the same as the first with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("sliding-window", {**_WINDOW_GAUSSIAN, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                gather=lambda samples, noise: lifetimes.streams(
+                    "sliding-window", _WINDOW_GAUSSIAN, canary=60, steps=(0, 1, 2), samples=samples, noise=noise
+                ),
+                samples=4_000,
+                tested=200,
             ),
         ),
         "dp-agem-as-published": (
@@ -600,6 +650,18 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 delta=0.0,
                 expected="violation",
                 gather=solved_noise.two_releases,
+                samples=5_000,
+                tested=200,
+            ),
+            Audit(
+                name="a single release is enough",
+                level="mechanism",
+                what="one release with hidden values that are not saturated: the rank of what the noise cannot hide",
+                promiser="paper",
+                epsilon=partial(solved_noise.claim, single=True),
+                delta=0.0,
+                expected="violation",
+                gather=solved_noise.single_release,
                 samples=5_000,
                 tested=200,
             ),
