@@ -56,11 +56,11 @@ def test_all_audits_of_a_life_share_five_percent() -> None:
 
 
 def test_audits_of_a_true_promise_seldom_raise_an_alarm_in_a_whole_life() -> None:
-    """Randomised response, whose ε is met with equality, audited 25 times in each of 300 lives.
+    """Randomised response, whose ε is met with equality, audited 20 times in each of 200 lives.
 
     At 95 % each, many lives would see a false alarm.
     """
-    chance, lives, audits, samples, epsilon = np.random.default_rng(4), 300, 25, 300, 1.0
+    chance, lives, audits, samples, epsilon = np.random.default_rng(4), 200, 20, 300, 1.0
     right = math.exp(epsilon) / (1 + math.exp(epsilon))
 
     def false_alarm(confidence: float) -> bool:

@@ -128,7 +128,7 @@ def test_the_page_of_figures_has_a_row_for_every_audit(checkout: Path) -> None:
 
 
 def test_canaries_with_their_own_coordinate_do_not_see_each_other() -> None:
-    """The weight along an axis is a sum of clipped steps of its own canary and of noise of its own, to the last bit."""
+    """The weight along an axis is a sum of clipped steps of its own canary and of its own noise, but for rounding."""
     parameters = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 3, "clip_norm": 1.0}
     size = 100
     experiment = coordinates.by_weights(parameters)
