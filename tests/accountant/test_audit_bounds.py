@@ -187,6 +187,37 @@ def test_the_best_looking_threshold_without_correction_would_be_wrong_too_often(
     assert honest <= 20
 
 
+def at(tally: Tally, place: int) -> Tally:
+    """One threshold of a tally."""
+    return tally._replace(
+        thresholds=tally.thresholds[[place]], included=tally.included[[place]], excluded=tally.excluded[[place]]
+    )
+
+
+def test_thresholds_that_are_named_before_share_the_error() -> None:
+    """The best of K, each tested at 1/K of the error; and only as the attack says it, high scores for "with"."""
+    tally = Tally(np.arange(4.0), np.array([90, 70, 40, 10]), np.array([60, 20, 12, 1]), 100, 100)
+    each = [fixed(at(tally, place), delta=0.01, confidence=1 - 0.05 / 4).epsilon_lower for place in range(4)]
+    assert fixed(tally, delta=0.01, confidence=0.95).epsilon_lower == pytest.approx(max(each), rel=1e-6)
+    backwards = tally._replace(included=tally.excluded, excluded=tally.included)
+    assert fixed(backwards, delta=0.01, confidence=0.95).epsilon_lower == 0
+
+
+def test_a_chosen_threshold_is_chosen_on_other_samples() -> None:
+    """Where the second threshold looks better on the samples of the test, it is the first that was chosen."""
+    chosen_on = Tally(np.array([0.0, 1.0]), np.array([900, 500]), np.array([200, 490]), 1_000, 1_000)
+    tested_on = Tally(np.array([0.0, 1.0]), np.array([600, 990]), np.array([400, 10]), 1_000, 1_000)
+    bound = split(chosen_on, tested_on, delta=0.0, confidence=0.95)
+    assert bound.threshold == 0
+    assert bound.epsilon_lower == fixed(at(tested_on, 0), delta=0.0, confidence=0.95).epsilon_lower
+    assert bound.epsilon_lower < fixed(at(tested_on, 1), delta=0.0, confidence=0.95).epsilon_lower
+    fitted = gaussian_split(chosen_on, tested_on, delta=DELTA, confidence=0.95)
+    assert fitted.threshold == 0
+    assert fitted == gaussian_split(at(chosen_on, 0), at(tested_on, 0), delta=DELTA, confidence=0.95)
+    turned = Tally(tested_on.thresholds, tested_on.excluded, tested_on.included, 1_000, 1_000)
+    assert split(turned, tested_on, delta=0.0, confidence=0.95).epsilon_lower == 0, "turned round there, and wrong here"
+
+
 # Laws
 
 
