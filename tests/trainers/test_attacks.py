@@ -96,6 +96,16 @@ def test_half_the_noise_is_caught_in_running_mechanisms() -> None:
     assert caught(likelihood.output_perturbation({"epsilon": 4.0}, 1_500, noise), promised)
 
 
+def test_a_single_training_with_far_too_little_noise_is_caught() -> None:
+    """An eighth of the noise that was said, from one run on a thousand canaries; with all of it, nothing is found."""
+    said = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+    for noise_multiplier, expected in ((0.25, "violation"), (2.0, "consistent")):
+        experiment = coordinates.by_weights({**said, "noise_multiplier": noise_multiplier})
+        guesses = coordinates.guessed(experiment, 1_000, Noise.repeatable(1))
+        bound = one_run.from_scores(guesses.scores, guesses.included, delta=DELTA, confidence=CONFIDENCE)
+        assert verdict(bound, epsilon=price("dp-sgd", said), delta=DELTA, confidence=CONFIDENCE) == expected
+
+
 def test_a_label_that_is_told_too_easily_is_caught() -> None:
     """Twice the ε that was paid for."""
     scores = coordinates.gathered(

@@ -219,6 +219,18 @@ AUDITS: Final[Mapping[str, tuple[Audit, ...]]] = MappingProxyType(
                 tested=1_000,
             ),
             Audit(
+                name="one run, white box, sampled steps",
+                level="training",
+                what="the same after four steps on Poisson samples",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", _SGD),
+                delta=DELTA,
+                expected="consistent",
+                gather=partial(coordinates.guessed, coordinates.by_weights(_SGD)),
+                samples=2_000,
+                tested=1_000,
+            ),
+            Audit(
                 name="one run, black box",
                 level="training",
                 what="losses of the released model on canaries, each in by a coin",
