@@ -1,0 +1,1 @@
+"""Audits: what can be known against a release before it leaves, and what attacks show of it afterwards."""
