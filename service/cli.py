@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from accountant.errors import AccountantError
+from service import audit_cli
 from service import settings as settings_module
 from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of
 from service.errors import WrongSecrets
@@ -495,6 +496,9 @@ def _show_resolved(answer: Document, *, as_json: bool) -> None:
         _echo_json(answer)
     else:
         click.echo(f"{answer['id']}: {answer['status']} (entry {answer['entry']['number']} of {answer['population']})")
+
+
+stint.add_command(audit_cli.audit)
 
 
 # ---------------------------------------------------------------- jobs

@@ -337,6 +337,10 @@ class Stint:
             f"/v1/releases/{_quoted(release)}/void", {"reason": reason} | ({"evidence": evidence} if evidence else {})
         )
 
+    def audit(self, release: str) -> Document:
+        """Check a release against the rules of docs/audits.md; what is found is recorded."""
+        return self._post(f"/v1/releases/{_quoted(release)}/audit", {})
+
     def release(self, release: str) -> Document:
         """Its charges, its decision and what became of it."""
         return self._get(f"/v1/releases/{_quoted(release)}")

@@ -133,8 +133,15 @@ def _names_label_release(facts: Facts) -> bool:
 def _labels_unreleased(facts: Facts) -> Iterator[Finding]:
     release = text_of(facts.declared, "label_space", "release")
     assert facts.statuses is not None
-    if release is None or facts.statuses.get(release) not in {"committed", "expired"}:
-        yield _found("label_space.unreleased", "checked", release=release or "none")
+    status = facts.statuses.get(release or "")
+    if status is not None and status not in {"committed", "expired"}:
+        yield _found("label_space.unreleased", "checked", release=release, status=status)
+
+
+def _labels_of_nobody(facts: Facts) -> Iterator[Finding]:
+    assert facts.statuses is not None
+    if facts.statuses.get(text_of(facts.declared, "label_space", "release") or "") is None:
+        yield _found("label_space.unknown_release", "checked")
 
 
 def _knows_label_set(facts: Facts) -> bool:
@@ -714,6 +721,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("label_space.from_data", _is_classifier, _labels_from_data),
     Check("label_space.undeclared", _is_classifier, _labels_undeclared),
     Check("label_space.unreleased", _names_label_release, _labels_unreleased),
+    Check("label_space.unknown_release", _names_label_release, _labels_of_nobody),
     Check("label_space.mismatch", _knows_label_set, _labels_mismatch),
     Check("artifact.labels", _knows_labels, _artifact_labels),
     Check("artifact.head_width", _knows_head, _artifact_head),
@@ -782,6 +790,7 @@ AT_PROPOSAL: Final[tuple[str, ...]] = (
     "label_space.from_data",
     "label_space.undeclared",
     "label_space.unreleased",
+    "label_space.unknown_release",
     "empty_task.no_classifier",
     "state.raw",
     "state.undeclared",

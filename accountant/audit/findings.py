@@ -177,8 +177,17 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 severity="error",
                 bases=_CHECKED,
                 source=f"{_LABEL_PAPER}, Proposition 4.1",
-                message="The label space is said to be that of release {release}, which was not committed.",
+                message="The label space is said to be that of release {release}, which is {status}.",
                 remedy="Commit the label release first, and name it.",
+            ),
+            Rule(
+                code="label_space.unknown_release",
+                title="The label set that is named is of no release of this population",
+                severity="warning",
+                bases=_CHECKED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="The label space is said to be released, by no release that the ledger of this population has.",
+                remedy="Name the release of the labels, or declare a prior set that no data of this population formed.",
             ),
             Rule(
                 code="label_space.mismatch",
