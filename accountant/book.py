@@ -598,6 +598,13 @@ def _check(book: Book, document: Document) -> None:
                 if denied := denying(found, book.policy.findings):
                     expected = f"findings that the policy allows: entry {number} holds {document['release']!r} with it"
                     raise InvalidInput("findings", denied[0].code, expected)
+        case "release.committed" if "artifact" in document:
+            name = document["release"]
+            known = book.releases.get(name)
+            found = [finding_from(each) for each in document.get("findings", ())]
+            if known is not None and known.expires_at is None and denying(found, book.policy.findings):
+                expected = f"findings that the policy allows: entry {number} publishes what a job made for {name!r}"
+                raise InvalidInput("findings", found[0].code, expected)
         case "release.voided":
             name = document["release"]
             known = book.releases.get(name)  # one that is not known is refused when it is applied

@@ -443,6 +443,11 @@ def _show_decision(answer: Document, *, as_json: bool) -> int:
         click.echo(f"  held until {answer['expires_at']}; commit or void it before, or it counts as spent")
     for each in (*decision["reasons"], *decision["advice"]):
         click.echo(f"  {each['message']}")
+        if "remedy" in each:
+            click.echo(f"    {each['remedy']}")
+    for finding in answer.get("findings", []):
+        if finding["severity"] != "note" and all(finding["code"] != each["code"] for each in decision["reasons"]):
+            click.echo(f"  {finding['severity']}: {finding['code']}: {finding['message']}")
     return FINE if admitted else NOT_OK
 
 

@@ -79,7 +79,8 @@ class Denied(Exception):
         decision = self.release["decision"]
         self.reasons: list[Document] = decision["reasons"]
         self.advice: list[Document] = decision["advice"]
-        super().__init__(" ".join(each["message"] for each in (*self.reasons, *self.advice)))
+        said = (f"{each['message']} {each.get('remedy', '')}".strip() for each in (*self.reasons, *self.advice))
+        super().__init__(" ".join(said))
 
 
 # ---------------------------------------------------------------- mechanisms

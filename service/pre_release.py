@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accountant.events import Adjacency, Event
 
 MAX_EARLIER: Final = 100  # releases that an artifact is compared with, newest first
-MAX_EARLIER_BYTES: Final = 1 << 31  # of their files, together
+MAX_EARLIER_BYTES: Final = 1 << 28  # of their files, together
 
 # ---------------------------------------------------------------- from a manifest
 
@@ -41,7 +41,7 @@ def from_manifest(
 ) -> Facts:
     """What a manifest, a file and perhaps an export of a ledger say. `labels` is the set that was released or prior."""
     said = manifest.population
-    noisy = _noisy_tensor(manifest.declared)
+    noisy = noisy_tensors(manifest.declared)
     contents = None if artifact is None else inspection.opened(artifact, keep=noisy, rows=rows)
     known = (book.adjacency if book is not None else said.get("adjacency")) or manifest.adjacency or "add_remove"
     mechanism = None if manifest.mechanism is None else catalogued(manifest.mechanism, adjacency=adjacency_of(known))
@@ -122,6 +122,15 @@ def at_proposal(
     """What can be found against a proposal, by its words and the book alone."""
     facts = _facts(book, kind=kind, declared=declared, charged=tuple(charged), tasks=tasks, is_ours=is_ours)
     return audit(facts, codes=AT_PROPOSAL).findings
+
+
+def at_commit(*, metrics: object, evaluation: Mapping[str, Any] | None) -> tuple[Finding, ...]:
+    """What can be found against the commit of an outside pipeline, by its words alone."""
+    if not metrics and evaluation is None:
+        return ()
+    declared = {} if evaluation is None else {"evaluation": evaluation}
+    facts = Facts(declared=declared, metrics=bool(metrics))
+    return audit(facts, codes=("metrics.private", "metrics.undeclared", "statement.unknown")).findings
 
 
 def of_release(
@@ -247,6 +256,7 @@ def _with_own_noise(declared: Mapping[str, Any]) -> dict[str, Any]:
             return dict(declared)
 
 
-def _noisy_tensor(declared: Mapping[str, Any]) -> tuple[str, ...]:
-    name = text_of(declared, "noise", "tensor")
+def noisy_tensors(declared: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tensors whose numbers the checklist compares."""
+    name = text_of(_with_own_noise(declared) if "job" in declared else declared, "noise", "tensor")
     return () if name is None else (name,)

@@ -29,7 +29,7 @@ from service.api.jobs import named_releases
 from service.api.releases import body_of, owner_of
 from service.app import running
 from service.errors import Problem
-from service.operations import datapoints, jobs, releases
+from service.operations import audits, datapoints, jobs, releases
 from service.placement import Attempt, ChildProcess, Outcome, Placement
 from service.staging import Staging, Unreleasable
 from service.store import tickets
@@ -39,6 +39,7 @@ from service.sweeper import rescue
 from trainers.catalog import mechanism as find_mechanism
 
 if TYPE_CHECKING:
+    from accountant.audit.findings import Finding
     from service.api.context import Parts
     from service.operations.jobs import Begun
     from service.settings import Settings
@@ -242,15 +243,16 @@ class Worker:
         if error is None:
             try:
                 artifact = self._staging.measured(job, token) | {"uri": self._staging.uri(begun.release)}
+                found = self._found(begun)
             except Unreleasable:
                 error = "unreleasable"
             except OSError:
                 error = "internal"
             else:
-                became = self._decide(begun, jobs.commit(job=job, token=token, artifact=artifact))
+                became = self._decide(begun, jobs.commit(job=job, token=token, artifact=artifact, findings=found))
                 if became == "failed":
                     self._staging.discard(job, token)
-                    self._say(f"{job}: given up, since its population was frozen or closed.")
+                    self._say(f"{job}: given up: what it made may not leave, or its population was frozen or closed.")
                 elif became is not None:
                     self._staging.publish(job, token, begun.release)
                     self._say(f"{job}: committed as {begun.release}.")
@@ -260,6 +262,16 @@ class Worker:
             self._say(
                 f"{job}: attempt {token} failed: {error}. The worker's own log is {self._staging.log(job, token)}."
             )
+
+    def _found(self, begun: Begun) -> Sequence[Finding]:
+        """What there is to say against what an attempt made, before it may leave."""
+        parts = self._parts
+        body = body_of(parts, begun.release)
+        gathered = audits.Gathered(parts.database, parts.books, self._staging.root, body)
+        contents = gathered.opened(self._staging.made(begun.job, begun.token))
+        earlier, labels = gathered.earlier(), gathered.labels()
+        with parts.books.read(begun.population) as book:
+            return gathered.audit(book, contents, earlier=earlier, labels=labels).findings
 
     def _decide(self, begun: Begun, decide: Decide) -> str | None:
         """What became of the job; None if nothing did. If that is not known, tidying finds out later from its row."""

@@ -411,9 +411,10 @@ def _is_public(facts: Facts, tensor: Tensor) -> bool:
 def _repeated(facts: Facts) -> Iterator[Finding]:
     """The same numbers in two releases, of which neither builds on the other: no fresh noise gives them.
 
-    A copy of an earlier tensor costs nothing; one that is claimed to be new, or was made with the same noise, does.
+    A copy of an earlier tensor costs nothing, so what stands in a release that this one builds on may stand here too.
     """
-    digests = [tensor.digest for tensor in _noisy(facts)]
+    taken_over = frozenset().union(*(each.digests for each in facts.earlier if each.release in facts.builds_on))
+    digests = [tensor.digest for tensor in _noisy(facts) if tensor.digest not in taken_over]
     for other in facts.earlier:
         if other.release not in facts.builds_on and (same := sum(each in other.digests for each in digests)):
             yield _found("noise.repeated", "checked", tensors=same, where=f"release {other.release}")
