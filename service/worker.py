@@ -246,7 +246,8 @@ class Worker:
                 found = self._found(begun)
             except Unreleasable:
                 error = "unreleasable"
-            except OSError:
+            except Exception:  # noqa: BLE001 - whatever keeps it from being looked at keeps it from leaving
+                _log.exception("what attempt %s of %s made could not be checked", token, job)
                 error = "internal"
             else:
                 became = self._decide(begun, jobs.commit(job=job, token=token, artifact=artifact, findings=found))

@@ -105,7 +105,8 @@ class Gathered:
 
     def earlier(self) -> list[Earlier]:
         """The releases of the population before this one whose files are here, newest first, within limits."""
-        found, left = list[Earlier](), pre_release.MAX_EARLIER_BYTES
+        found: list[Earlier] = []
+        left = pre_release.MAX_EARLIER_BYTES
         for name in self._others:
             path = self.file(name)
             try:
