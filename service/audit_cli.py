@@ -135,7 +135,6 @@ def _audited(
     rules = _policy(policy)
     verdicts: Mapping[str, str] = {**(DEFAULT_VERDICTS if book is None else book.policy.findings), **rules["findings"]}
     findings, checked, reasons = list[Finding](), list[str](), list[Mapping[str, Any]]()
-    denied: list[Finding] = []
     if said is not None or artifact is not None:
         facts = pre_release.from_manifest(
             said or Manifest(),
@@ -150,28 +149,21 @@ def _audited(
         codes = None if said is not None else _of_files(checklist.CHECKS)
         audited = checklist.audit(facts, codes=codes)
         findings, checked = list(audited.findings), list(audited.checked)
-        denied = denying(findings, verdicts)
     if release is not None or dry_run:
         with _client() as client:
             if release is not None:
                 answer = client.audit(release)
-                theirs = [finding_from(each) for each in answer["findings"]]
-                known = {(each.code, json.dumps(dict(each.evidence), sort_keys=True)) for each in findings}
-                for each, shown in zip(theirs, answer["findings"], strict=True):
-                    if (each.code, json.dumps(dict(each.evidence), sort_keys=True)) not in known:
-                        if artifact is not None and each.code == "artifact.unopened":
-                            continue  # it was opened here
-                        findings.append(each)
-                        denied += [each] if shown["denied"] else []
+                findings += _only_theirs(answer, findings, is_opened=artifact is not None)
                 checked += [code for code in answer["checked"] if code not in checked]
-                recorded = (answer.get("artifact") or {}).get("sha256")
-                if artifact is not None and recorded is not None:
-                    findings += _digest(artifact, recorded, release)
-                    denied = denying(findings, verdicts)
+                if artifact is not None and answer["committed"] is not None:
+                    findings += _digest(artifact, answer["committed"]["sha256"], release)
+                if book is None:
+                    verdicts = {**answer["policy"]["findings"], **rules["findings"]}
             if dry_run:
                 assert said is not None
                 decision = client.dry_run(**_proposal(said))["decision"]
                 reasons = decision["reasons"] if decision["outcome"] == "denied" else []
+    denied = denying(findings, verdicts)
     failing = at_least(findings, fail_on)
     failing += [each for each in denied if each not in failing]
     return Report(
@@ -187,6 +179,17 @@ def _audited(
 
 def _of_files(checks: Sequence[Any]) -> list[str]:
     return [each.code for each in checks if each.code.startswith(("artifact.", "noise."))]
+
+
+def _only_theirs(answer: Mapping[str, Any], mine: Sequence[Finding], *, is_opened: bool) -> list[Finding]:
+    """What the service found and was not found here; that it had no file is no matter if there is one here."""
+    theirs = [finding_from(each) for each in answer["findings"]]
+    known = [(each.code, each.evidence) for each in mine]
+    return [
+        each
+        for each in theirs
+        if (each.code, each.evidence) not in known and not (is_opened and each.code == "artifact.unopened")
+    ]
 
 
 def _digest(artifact: Path, recorded: str, release: str) -> list[Finding]:

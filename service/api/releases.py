@@ -298,7 +298,8 @@ def _audited(parts: Parts, release: str) -> tuple[str, Decide]:
     earlier, labels = ([], None) if contents is None else (gathered.earlier(), gathered.labels())
     with parts.books.read(gathered.population) as book:
         audited = gathered.audit(book, contents, earlier=earlier, labels=labels, since=entries[:-1])
-        verdicts = book.policy.findings
+        verdicts, version = book.policy.findings, book.policy.version
+        committed = book.releases[release].artifact
     last = next((each for each in entries if each["kind"] == "release.audited"), None)
     artifact = None if contents is None else {"sha256": contents.sha256, "bytes": contents.bytes}
     denied = [is_denied(each, verdicts) for each in audited.findings]
@@ -311,6 +312,8 @@ def _audited(parts: Parts, release: str) -> tuple[str, Decide]:
         ],
         "checked": list(audited.checked),
         "artifact": artifact,
+        "committed": None if committed is None else {"sha256": committed["sha256"]},
+        "policy": {"version": version, "findings": dict(verdicts)},
     }
     operation = audits.record(release=release, audited=audited, artifact=artifact, last=last, shown=shown)
     return gathered.population, operation
