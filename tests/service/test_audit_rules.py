@@ -8,6 +8,7 @@ import pickle
 import struct
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,29 @@ def test_noise_that_two_releases_share_is_found(tmp_path: Path) -> None:
     assert "noise.shared" in codes(audited(release, tmp_path))
     release.manifest["artifact"]["builds_on"] = ["earlier.safetensors"]
     assert "noise.shared" not in codes(audited(release, tmp_path))
+
+
+def test_sums_that_grow_over_tasks_share_no_noise_that_counts(tmp_path: Path) -> None:
+    """Of three releases each adds to the one before: rows that stay are copies, rows that grow have one noise more."""
+    first = noise((4, 64), 1)
+    second = np.concatenate([first[:2] + noise((2, 64), 2), first[2:], noise((2, 64), 3)])
+    third = np.concatenate([second[:1] + noise((1, 64), 4), second[1:], noise((2, 64), 5)])
+    paths = []
+    for name, rows in (("first", first), ("second", second), ("third", third)):
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes(file_of({"sums": rows}))
+    earlier = [inspection.earlier(path.name, path, keep=["sums"]) for path in paths[:2]]
+    assert all(earlier)
+    facts = Facts(
+        kind="prototypes",
+        declared={"noise": {"source": "fresh", "scale": 1.0, "tensor": "sums"}},
+        contents=opened(paths[2], keep=["sums"]),
+        earlier=[each for each in earlier if each is not None],
+        builds_on=frozenset({"second"}),
+    )
+    assert not codes(audit(facts, codes=["noise.shared", "noise.repeated"]))
+    alone = audit(replace(facts, builds_on=frozenset()), codes=["noise.shared"])
+    assert codes(alone) == {"noise.shared"}
 
 
 def test_a_copy_of_what_a_release_builds_on_is_no_reuse(tmp_path: Path) -> None:
