@@ -326,11 +326,19 @@ class Stint:
         items: list[Document] = self._post("/v1/releases/batch", body, key=idempotency_key)["items"]
         return items
 
-    def commit(self, release: str, *, artifact: str | os.PathLike[str] | Document | None = None) -> Document:
+    def commit(
+        self,
+        release: str,
+        *,
+        artifact: str | os.PathLike[str] | Document | None = None,
+        evaluation: Document | None = None,
+    ) -> Document:
         """It left the house: what was held is spent. Of a file, digest and size are recorded."""
         if artifact is not None and not isinstance(artifact, dict):
             artifact = artifact_of(artifact)
-        return self._post(f"/v1/releases/{_quoted(release)}/commit", {} if artifact is None else {"artifact": artifact})
+        said = {"artifact": artifact, "evaluation": evaluation}
+        body = {name: value for name, value in said.items() if value is not None}
+        return self._post(f"/v1/releases/{_quoted(release)}/commit", body)
 
     def void(self, release: str, *, reason: str, evidence: Document | None = None) -> Document:
         """Nothing of it left the house, for a reason."""
@@ -582,9 +590,11 @@ class Hold:
         decision: Document = self.document["decision"]
         return decision
 
-    def commit(self, artifact: str | os.PathLike[str] | Document | None = None) -> Document:
-        """It left the house. Of a file, digest and size are recorded."""
-        answer = self._stint.commit(self.id, artifact=artifact)
+    def commit(
+        self, artifact: str | os.PathLike[str] | Document | None = None, *, evaluation: Document | None = None
+    ) -> Document:
+        """It left the house. Of a file, digest and size are recorded; `evaluation` says on which data its metrics are."""
+        answer = self._stint.commit(self.id, artifact=artifact, evaluation=evaluation)
         self.resolved = True
         return answer
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accountant.audit.checklist import AT_PROPOSAL, Facts, Mechanism, Population, audit
 from accountant.audit.manifests import statement, text_of, texts_of
+from accountant.errors import InvalidInput
 from accountant.events import adjacency_of, event_from_json
 from trainers import inspection
 from trainers.catalog import CATALOG
@@ -64,7 +65,7 @@ def from_manifest(
             datapoints=said.get("datapoints"),
         ),
         mechanism=mechanism,
-        accepts=tuple(accepts) if accepts is not None else None if book is None else book.policy.accepts,
+        accepts=tuple(accepts) if accepts is not None else ("proved",) if book is None else book.policy.accepts,
         charged=charged,
         statuses=None if book is None else {each.id: each.status for each in book.releases.values()},
         labels=labels if labels is not None else declared_labels,
@@ -157,6 +158,11 @@ def of_release(
         tasks=set(release.tasks),
         is_ours=is_ours,
     )
+    mechanism = declared.get("mechanism")
+    try:
+        priced = catalogued(mechanism, adjacency=book.adjacency) if isinstance(mechanism, Mapping) else None
+    except InvalidInput:  # parameters that this version of the mechanism no longer takes
+        priced = facts.mechanism
     known = set(labels or ()) | set((recipe or {}).get("label_names", ()))
     said = texts_of(declared, "label_space", "labels")
     digest = text_of(declared, "label_space", "digest")
@@ -168,7 +174,7 @@ def of_release(
         unit=facts.unit,
         adjacency=facts.adjacency,
         population=facts.population,
-        mechanism=facts.mechanism,
+        mechanism=priced,
         accepts=facts.accepts,
         charged=facts.charged,
         statuses=facts.statuses,

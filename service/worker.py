@@ -243,7 +243,7 @@ class Worker:
         if error is None:
             try:
                 artifact = self._staging.measured(job, token) | {"uri": self._staging.uri(begun.release)}
-                found = self._found(begun)
+                found = self._found(begun, sha256=artifact["sha256"])
             except Unreleasable:
                 error = "unreleasable"
             except Exception:  # noqa: BLE001 - whatever keeps it from being looked at keeps it from leaving
@@ -264,12 +264,14 @@ class Worker:
                 f"{job}: attempt {token} failed: {error}. The worker's own log is {self._staging.log(job, token)}."
             )
 
-    def _found(self, begun: Begun) -> Sequence[Finding]:
+    def _found(self, begun: Begun, *, sha256: str) -> Sequence[Finding]:
         """What there is to say against what an attempt made, before it may leave."""
         parts = self._parts
         body = body_of(parts, begun.release)
         gathered = audits.Gathered(parts.database, parts.books, self._staging.root, body)
         contents = gathered.opened(self._staging.made(begun.job, begun.token))
+        if contents.sha256 != sha256:
+            raise OSError("the file changed while it was looked at")
         earlier, labels = gathered.earlier(), gathered.labels()
         with parts.books.read(begun.population) as book:
             return gathered.audit(book, contents, earlier=earlier, labels=labels).findings

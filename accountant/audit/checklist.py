@@ -619,7 +619,11 @@ def _example_counts(facts: Facts) -> Iterator[Finding]:
     assert facts.contents is not None
     tensors, words = _named(facts, _COUNTS)
     keys = [_words(key) & _COUNTS for key in (*facts.contents.metadata, *(facts.contents.facts or {}))]
-    sizes = {facts.population.datapoints, facts.population.task_datapoints} - {None, 0}
+    sizes = {
+        size
+        for size in (facts.population.datapoints, facts.population.task_datapoints)
+        if size is not None and size >= MIN_DATA_ROWS
+    }
     sums = [
         tensor
         for tensor in facts.contents.tensors

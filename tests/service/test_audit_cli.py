@@ -64,6 +64,13 @@ def test_every_finding_is_printed_with_its_remedy(
     said(capsys, *words(release, tmp_path, "--fail-on", "note"), code=1)
 
 
+def test_without_a_policy_only_proved_mechanisms_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = words(CASES["mechanism.proof_status"][0](), tmp_path)
+    place = given.index("--policy")
+    del given[place : place + 2]
+    assert "mechanism.proof_status" in said(capsys, *given, code=1)
+
+
 def test_what_makes_it_fail_can_be_chosen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     warned = words(clean(tuning=None), tmp_path)
     said(capsys, *warned, code=1)

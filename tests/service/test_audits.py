@@ -341,7 +341,9 @@ def test_a_job_is_checked_before_it_is_committed(house: Local) -> None:
     assert call.ok("GET", f"/v1/releases/{made['release']['id']}")["findings"] == []
     audited = call.ok("POST", f"/v1/releases/{made['release']['id']}/audit")
     assert audited["findings"] == []
-    assert {"artifact.head_width", "artifact.labels", "artifact.digest", "noise.repeatable"} <= set(audited["checked"])
+    assert {"charges.too_low", "artifact.head_width", "artifact.labels", "artifact.digest", "noise.repeatable"} <= set(
+        audited["checked"]
+    )
     assert codes(call.ok("POST", f"/v1/releases/{again['release']['id']}/audit")) == ["tuning.undeclared"]
     assert "noise.repeated" in call.ok("POST", f"/v1/releases/{again['release']['id']}/audit")["checked"]
     call.verify(population)
@@ -377,6 +379,12 @@ def test_a_policy_may_let_a_finding_of_a_job_pass(house: Local) -> None:
     assert found["status"] == "committed"
     assert "artifact.training_data" in codes(call.ok("GET", f"/v1/releases/{found['release']}"))
     call.verify(population)
+    bodies = _bodies(call, population)
+    _replayed(bodies)
+    strict = from_canonical(bodies[0])
+    strict["policy"]["findings"] = {"error": "deny"}
+    with pytest.raises(AccountantError, match="publishes what a job made"):
+        _replayed([canonical(strict), *bodies[1:]])
 
 
 # ---------------------------------------------------------------- the command line and the client
