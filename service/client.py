@@ -593,7 +593,7 @@ class Hold:
     def commit(
         self, artifact: str | os.PathLike[str] | Document | None = None, *, evaluation: Document | None = None
     ) -> Document:
-        """It left the house. Of a file, digest and size are recorded; `evaluation` says on which data its metrics are."""
+        """It left the house. Of a file, digest and size are recorded; `evaluation` says on which data metrics are."""
         answer = self._stint.commit(self.id, artifact=artifact, evaluation=evaluation)
         self.resolved = True
         return answer
