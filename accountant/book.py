@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from pyroaring import BitMap, FrozenBitMap
 
 from accountant import chain, ledger
+from accountant.audit.findings import DEFAULT_VERDICTS, Verdict, denying, finding_from, verdicts_of
 from accountant.canonical import canonical, from_canonical
 from accountant.chain import Chain, Link
 from accountant.cohorts import MAX_DATAPOINTS
@@ -63,6 +64,7 @@ class Policy:
     on_exhausted: OnExhausted = "deny"
     accepts: tuple[ProofStatus, ...] = ("proved",)
     named_scopes: bool = False  # whether a pipeline may name single datapoints, by key or bitmap
+    findings: Mapping[str, Verdict] = field(default_factory=lambda: DEFAULT_VERDICTS)  # which ones deny a release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class Release:
     resolved: int | None = None  # the entry that ended its hold
     artifact: Document | None = None
     leans_on: frozenset[str] = frozenset()  # releases whose models it makes use of
+    audited: int | None = None  # the entry of its last audit
 
 
 @dataclass(slots=True, kw_only=True)
@@ -220,6 +223,8 @@ class Book:
                 self._resolve(document, "expired", number)
             case "artifact.attached":
                 self.releases[document["release"]].artifact = document["artifact"]
+            case "release.audited":
+                self.releases[document["release"]].audited = number
             case kind:
                 raise InvalidDocument("kind", kind, "a kind of entry that this version knows")
 
@@ -412,10 +417,12 @@ class Book:
         declared: Document,
         shown: Document,
         stream: Document | None = None,
+        findings: Sequence[Document] = (),
     ) -> Body:
         """The body of an admitted release; `shown` is the decision in words and readings.
 
-        `stream` names the models that it trains, of which later steps may make use without paying for them again.
+        `findings` are records of what was found against it that does not deny it. `stream` names the models that it
+        trains, of which later steps may make use without paying for them again.
         """
         held = decision.hold
         assert held is not None
@@ -442,6 +449,8 @@ class Book:
             body["trimmed"] = bitmap_to(trimmed)
         if stream is not None:
             body["stream"] = dict(stream)
+        if findings:
+            body["findings"] = list(findings)
         if expires_at is not None:
             body["expires_at"] = expires_at
         return body
@@ -455,9 +464,10 @@ class Book:
         charges: Sequence[Body],
         declared: Document,
         shown: Document,
+        findings: Sequence[Document] = (),
     ) -> Body:
         """The body of a release that was refused."""
-        return {
+        body: Body = {
             "kind": "release.denied",
             "release": release,
             "release_kind": kind,
@@ -467,6 +477,9 @@ class Book:
             "decision": dict(shown),
             "policy": self.policy.version,
         }
+        if findings:
+            body["findings"] = list(findings)
+        return body
 
     def held_from(self, document: Document) -> Held:
         """The hold that a body records, if its references are read in this book."""
@@ -511,6 +524,7 @@ def created(
     on_exhausted: OnExhausted = "deny",
     accepts: Sequence[ProofStatus] = ("proved",),
     named_scopes: bool = False,
+    findings: Mapping[str, str] = MappingProxyType({}),
 ) -> Body:
     """The first body of a log: what is promised, for ever."""
     if unit not in get_args(Unit):
@@ -518,7 +532,12 @@ def created(
     chain.begin(population)  # refuses a name that has no genesis
     promise = Filter.of(epsilon=epsilon, delta=delta, preset=preset, delta_parts=delta_parts)
     policy = Policy(
-        version=1, budget=promise, on_exhausted=on_exhausted, accepts=_accepted(accepts), named_scopes=named_scopes
+        version=1,
+        budget=promise,
+        on_exhausted=on_exhausted,
+        accepts=_accepted(accepts),
+        named_scopes=named_scopes,
+        findings={**DEFAULT_VERDICTS, **verdicts_of(findings)},
     )
     return {
         "kind": "population.created",
@@ -575,6 +594,17 @@ def _check(book: Book, document: Document) -> None:
             if kind == "release.held":
                 rules = replace(book.rules, on_exhausted="trim") if "trimmed" in document else book.rules
                 ledger.check(book.ledger, rules, book.held_from(document))
+                found = [finding_from(each) for each in document.get("findings", ())]
+                if denied := denying(found, book.policy.findings):
+                    expected = f"findings that the policy allows: entry {number} holds {document['release']!r} with it"
+                    raise InvalidInput("findings", denied[0].code, expected)
+        case "release.committed" if "artifact" in document:
+            name = document["release"]
+            known = book.releases.get(name)
+            found = [finding_from(each) for each in document.get("findings", ())]
+            if known is not None and known.expires_at is None and denying(found, book.policy.findings):
+                expected = f"findings that the policy allows: entry {number} publishes what a job made for {name!r}"
+                raise InvalidInput("findings", found[0].code, expected)
         case "release.voided":
             name = document["release"]
             known = book.releases.get(name)  # one that is not known is refused when it is applied
@@ -677,6 +707,7 @@ def policy_to(policy: Policy) -> Body:
         "on_exhausted": policy.on_exhausted,
         "accepts": list(policy.accepts),
         "named_scopes": policy.named_scopes,
+        "findings": dict(policy.findings),
     }
 
 
@@ -692,6 +723,7 @@ def _policy_from(document: Document, promise: Filter) -> Policy:
         on_exhausted=document["on_exhausted"],
         accepts=_accepted(document["accepts"]),
         named_scopes=document["named_scopes"],
+        findings={**DEFAULT_VERDICTS, **verdicts_of(document.get("findings", {}))},  # older logs say nothing of them
     )
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from accountant.errors import AccountantError
+from service import audit_cli
 from service import settings as settings_module
 from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of
 from service.errors import WrongSecrets
@@ -442,6 +443,11 @@ def _show_decision(answer: Document, *, as_json: bool) -> int:
         click.echo(f"  held until {answer['expires_at']}; commit or void it before, or it counts as spent")
     for each in (*decision["reasons"], *decision["advice"]):
         click.echo(f"  {each['message']}")
+        if "remedy" in each:
+            click.echo(f"    {each['remedy']}")
+    for finding in answer.get("findings", []):
+        if finding["severity"] != "note" and all(finding["code"] != each["code"] for each in decision["reasons"]):
+            click.echo(f"  {finding['severity']}: {finding['code']}: {finding['message']}")
     return FINE if admitted else NOT_OK
 
 
@@ -495,6 +501,9 @@ def _show_resolved(answer: Document, *, as_json: bool) -> None:
         _echo_json(answer)
     else:
         click.echo(f"{answer['id']}: {answer['status']} (entry {answer['entry']['number']} of {answer['population']})")
+
+
+stint.add_command(audit_cli.audit)
 
 
 # ---------------------------------------------------------------- jobs

@@ -88,7 +88,8 @@ class Denied(Exception):
         decision = self.release["decision"]
         self.reasons: list[Document] = decision["reasons"]
         self.advice: list[Document] = decision["advice"]
-        super().__init__(" ".join(each["message"] for each in (*self.reasons, *self.advice)))
+        said = (f"{each['message']} {each.get('remedy', '')}".strip() for each in (*self.reasons, *self.advice))
+        super().__init__(" ".join(said))
 
 
 # ---------------------------------------------------------------- mechanisms
@@ -334,17 +335,29 @@ class Stint:
         items: list[Document] = self._post("/v1/releases/batch", body, key=idempotency_key)["items"]
         return items
 
-    def commit(self, release: str, *, artifact: str | os.PathLike[str] | Document | None = None) -> Document:
+    def commit(
+        self,
+        release: str,
+        *,
+        artifact: str | os.PathLike[str] | Document | None = None,
+        evaluation: Document | None = None,
+    ) -> Document:
         """It left the house: what was held is spent. Of a file, digest and size are recorded."""
         if artifact is not None and not isinstance(artifact, dict):
             artifact = artifact_of(artifact)
-        return self._post(f"/v1/releases/{_quoted(release)}/commit", {} if artifact is None else {"artifact": artifact})
+        said = {"artifact": artifact, "evaluation": evaluation}
+        body = {name: value for name, value in said.items() if value is not None}
+        return self._post(f"/v1/releases/{_quoted(release)}/commit", body)
 
     def void(self, release: str, *, reason: str, evidence: Document | None = None) -> Document:
         """Nothing of it left the house, for a reason."""
         return self._post(
             f"/v1/releases/{_quoted(release)}/void", {"reason": reason} | ({"evidence": evidence} if evidence else {})
         )
+
+    def audit(self, release: str) -> Document:
+        """Check a release against the rules of docs/audits.md; what is found is recorded."""
+        return self._post(f"/v1/releases/{_quoted(release)}/audit", {})
 
     def release(self, release: str) -> Document:
         """Its charges, its decision and what became of it."""
@@ -641,9 +654,11 @@ class Hold:
         decision: Document = self.document["decision"]
         return decision
 
-    def commit(self, artifact: str | os.PathLike[str] | Document | None = None) -> Document:
-        """It left the house. Of a file, digest and size are recorded."""
-        answer = self._stint.commit(self.id, artifact=artifact)
+    def commit(
+        self, artifact: str | os.PathLike[str] | Document | None = None, *, evaluation: Document | None = None
+    ) -> Document:
+        """It left the house. Of a file, digest and size are recorded; `evaluation` says on which data metrics are."""
+        answer = self._stint.commit(self.id, artifact=artifact, evaluation=evaluation)
         self.resolved = True
         return answer
 

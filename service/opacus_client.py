@@ -91,6 +91,7 @@ def private_training(
             clip_norm=seen.clip_norm,
         ),
         "on_exhausted": "deny",
+        "sampling": {"scheme": "poisson"},  # `observe` refuses any other sampler
         **proposal,
     }
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -250,7 +251,9 @@ class Training(Hold):
         self._data_loader.batch_sampler.__class__ = UniformWithReplacementSampler
         super().__exit__(kind, problem, trace)
 
-    def commit(self, artifact: str | os.PathLike[str] | Document | None = None) -> Document:
+    def commit(
+        self, artifact: str | os.PathLike[str] | Document | None = None, *, evaluation: Document | None = None
+    ) -> Document:
         """What was trained leaves the house; no step can follow. The whole hold is charged, however few steps ran."""
         if not self.steps_run:
             raise NotCovered(
@@ -261,7 +264,7 @@ class Training(Hold):
         self._open = False  # before the request, since its answer may be lost
         if self.steps_run < self.steps:
             _log.warning("%d of %d steps ran; release %s is charged for all", self.steps_run, self.steps, self.id)
-        return super().commit(artifact)
+        return super().commit(artifact, evaluation=evaluation)
 
     def void(self, *, reason: str, evidence: Document | None = None) -> Document:
         """Nothing of it leaves the house: neither these weights nor any that are trained on from them."""

@@ -17,6 +17,14 @@ Delta = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**32, strict=True)]
 ProofStatus = Literal["proved", "claimed", "refuted"]
 OnExhausted = Literal["deny", "trim"]
+Verdicts = Annotated[
+    dict[Annotated[str, Field(max_length=100)], Literal["deny", "allow"]],
+    Field(
+        max_length=200,
+        description="which findings deny a release: by severity (error, warning, note) or by code (docs/audits.md)",
+        examples=[{"pretraining.undeclared": "deny"}],
+    ),
+]
 Role = Literal["pipeline", "officer", "auditor", "worker", "admin"]
 Scope = Annotated[
     dict[str, Any],
@@ -64,6 +72,7 @@ class NewPopulation(Closed):
     on_exhausted: OnExhausted = "deny"
     accepts: list[ProofStatus] = Field(default=["proved"], min_length=1, max_length=3)
     named_scopes: bool = Field(default=False, description="whether pipelines may name single datapoints")
+    findings: Verdicts = Field(default_factory=dict)
 
 
 class PolicyChange(Closed):
@@ -77,6 +86,7 @@ class PolicyChange(Closed):
     on_exhausted: OnExhausted | None = None
     accepts: list[ProofStatus] | None = Field(default=None, min_length=1, max_length=3)
     named_scopes: bool | None = None
+    findings: Verdicts | None = None
 
 
 class StatusChange(Closed):
@@ -159,10 +169,20 @@ class NewRelease(Closed):
     delta: Delta | None = Field(default=None, description="declared δ of a collapse; 0 charges by the curve alone")
     on_exhausted: OnExhausted | None = None
     hold_seconds: Annotated[int, Field(ge=1, le=MAX_HOLD_SECONDS)] | None = None
+    unit: Literal["record", "user"] | None = Field(default=None, description="what the release counts on")
+    adjacency: Literal["add_remove", "replace_one"] | None = Field(
+        default=None, description="what the release counts on"
+    )
     label_space: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     tuning: dict[str, Any] | None = None
     pretraining: dict[str, Any] | None = None
+    preprocessing: dict[str, Any] | None = None
+    sampling: dict[str, Any] | None = None
+    empty_task: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+    composition: dict[str, Any] | None = None
+    noise: dict[str, Any] | None = None
 
 
 class NewReleases(Closed):
@@ -186,6 +206,9 @@ class Commit(Closed):
     model_config = shown({"artifact": {"sha256": "0" * 64, "uri": "s3://models/2026-w46.safetensors"}})
 
     artifact: Artifact | None = None
+    evaluation: dict[str, Any] | None = Field(
+        default=None, description='on which data its metrics were computed: {"data": "public"}', examples=[None]
+    )
 
 
 class Void(Closed):
@@ -230,6 +253,7 @@ class NewJob(Closed):
     state: dict[str, Any] | None = None
     tuning: dict[str, Any] | None = None
     pretraining: dict[str, Any] | None = None
+    composition: dict[str, Any] | None = None
 
 
 class NewKey(Closed):

@@ -69,6 +69,10 @@ class Staging:
         """Where an attempt's own words go. They may hold anything, and never leave the worker."""
         return self._logs / f"{job}.{token}"
 
+    def made(self, job: str, token: int) -> Path:
+        """What an attempt made, while nobody else may see it."""
+        return self._staged / f"{job}.{token}" / MODEL
+
     def published(self, release: str) -> Path:
         """The file of a release that was committed."""
         return self.root / release / MODEL
@@ -79,7 +83,7 @@ class Staging:
 
     def measured(self, job: str, token: int) -> dict[str, Any]:
         """Digest and size of what an attempt made, as this process finds it: or `Unreleasable`."""
-        path = self._staged / f"{job}.{token}" / MODEL
+        path = self.made(job, token)
         digest, size = hashlib.sha256(), 0
         with path.open("rb") as file:
             if not _is_releasable(file.read(8), file):

@@ -30,7 +30,7 @@ from service.api.jobs import named_releases
 from service.api.releases import body_of, owner_of
 from service.app import running
 from service.errors import Problem
-from service.operations import datapoints, jobs, releases
+from service.operations import audits, datapoints, jobs, releases
 from service.placement import Attempt, ChildProcess, Outcome, Placement
 from service.staging import Staging, Unreleasable, uri
 from service.store import tickets
@@ -40,6 +40,7 @@ from service.sweeper import rescue
 from trainers.catalog import mechanism as find_mechanism
 
 if TYPE_CHECKING:
+    from accountant.audit.findings import Finding
     from service.api.context import Parts
     from service.operations.jobs import Begun
     from service.settings import Settings
@@ -313,14 +314,44 @@ class Worker:
         job, token, error = begun.job, begun.token, outcome.error
         if error is None:
             try:
+<<<<<<< HEAD
                 artifact = self._staging.measured(job, token) | {"uri": uri(begun.release)}
                 return jobs.commit(job=job, token=token, artifact=artifact), None
+=======
+                artifact = self._staging.measured(job, token) | {"uri": self._staging.uri(begun.release)}
+                found = self._found(begun, sha256=artifact["sha256"])
+>>>>>>> h2
             except Unreleasable:
                 error = "unreleasable"
-            except OSError:
+            except Exception:  # noqa: BLE001 - whatever keeps it from being looked at keeps it from leaving
+                _log.exception("what attempt %s of %s made could not be checked", token, job)
                 error = "internal"
+<<<<<<< HEAD
+=======
+            else:
+                became = self._decide(begun, jobs.commit(job=job, token=token, artifact=artifact, findings=found))
+                if became == "failed":
+                    self._staging.discard(job, token)
+                    self._say(f"{job}: given up: what it made may not leave, or its population was frozen or closed.")
+                elif became is not None:
+                    self._staging.publish(job, token, begun.release)
+                    self._say(f"{job}: committed as {begun.release}.")
+                return
+>>>>>>> h2
         self._staging.discard(job, token)
         return jobs.fail(job=job, token=token, error=error), error
+
+    def _found(self, begun: Begun, *, sha256: str) -> Sequence[Finding]:
+        """What there is to say against what an attempt made, before it may leave."""
+        parts = self._parts
+        body = body_of(parts, begun.release)
+        gathered = audits.Gathered(parts.database, parts.books, self._staging.root, body)
+        contents = gathered.opened(self._staging.made(begun.job, begun.token))
+        if contents.sha256 != sha256:
+            raise OSError("the file changed while it was looked at")
+        earlier, labels = gathered.earlier(), gathered.labels()
+        with parts.books.read(begun.population) as book:
+            return gathered.audit(book, contents, earlier=earlier, labels=labels).findings
 
     def _decide(self, begun: Begun, decide: Decide) -> str | None:
         """What became of the job, or "refused" if this attempt has no say any more; None if that is not known yet."""

@@ -8,7 +8,6 @@ nothing of what the file says.
 from __future__ import annotations
 
 import io
-import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,8 @@ from typing import IO, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trainers.safetensors_headers import DTYPES, Malformed, read_header
+
 Code: TypeAlias = Literal["data.unknown", "data.missing", "data.mismatch", "data.shape"]
 #: Opens the file for reading from its start.
 Open: TypeAlias = Callable[[], IO[bytes]]
@@ -27,7 +28,6 @@ Rows: TypeAlias = NDArray[np.int64]
 
 MAX_BYTES: Final = 1 << 36  # of the rows that are taken of one column
 _MAX_HEADER: Final = 10_000  # of an array
-_MAX_INDEX: Final = 1 << 25  # of a safetensors file
 _BLOCK: Final = 1 << 24  # bytes that are read at once
 _KINDS: Final = "biufUS"
 
@@ -180,33 +180,19 @@ def _npy_layout(stream: IO[bytes]) -> _Layout:
 
 def safetensors(open_file: Open, path: Path | None, size: int) -> Arrays:
     """The tensors of a safetensors file."""
-    with open_file() as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > min(_MAX_INDEX, size - 8):
-            raise DataProblem("data.shape")
-        index = json.loads(stream.read(length))
-    start, layouts = 8 + length, {}
-    for name, tensor in index.items():
-        if name == "__metadata__":
-            continue
-        dtype = np.dtype(_TENSORS[tensor["dtype"]])
-        first, last = tensor["data_offsets"]
-        shape = tuple(tensor["shape"])
-        if not all(type(number) is int for number in (first, last, *shape)):
-            raise DataProblem("data.shape")
-        if not shape:
-            continue  # a number has no rows
-        layout = _Layout(offset=start + first, dtype=dtype, shape=shape, brain=tensor["dtype"] == "BF16")
-        if first < 0 or last - first != layout.bytes or start + last > size:
-            raise DataProblem("data.shape")
-        layouts[name] = layout
+    try:
+        with open_file() as stream:
+            header = read_header(stream, size)
+    except Malformed:
+        raise DataProblem("data.shape") from None
+    layouts = {
+        slot.name: _Layout(
+            offset=slot.start, dtype=np.dtype(DTYPES[slot.dtype]), shape=slot.shape, brain=slot.dtype == "BF16"
+        )
+        for slot in header.slots
+        if slot.shape  # a number has no rows
+    }
     return Arrays(layouts, dict.fromkeys(layouts, (open_file, path)))
-
-
-_TENSORS: Final = {
-    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
-    "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

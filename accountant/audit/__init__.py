@@ -1,1 +1,1 @@
-"""Audits: what can be said against a promise. Where that is a number, it is a lower bound with a confidence."""
+"""Audits: what can be known against a release before it leaves, and what attacks show of it afterwards."""

@@ -102,6 +102,7 @@ Pipeline = Annotated[Actor, requires(*PROPOSERS)]
 Officer = Annotated[Actor, requires("officer")]
 Reader = Annotated[Actor, requires("officer", "auditor")]
 Auditor = Annotated[Actor, requires("auditor", "officer")]
+Auditing = Annotated[Actor, requires("pipeline", "officer", "auditor")]
 Trusted = Annotated[Actor, requires("worker", "officer", "auditor")]
 Admin = Annotated[Actor, requires("admin")]
 

@@ -78,6 +78,7 @@ def _read(new: NewJob, parts: Parts, actor: Actor) -> tuple[Proposal, Work]:
         state=new.state,
         tuning=new.tuning,
         pretraining=new.pretraining,
+        composition=new.composition,
     )
     work = Work(
         mechanism=mechanism.name,

@@ -64,6 +64,7 @@ async def create(
         on_exhausted=new.on_exhausted,
         accepts=new.accepts,
         named_scopes=new.named_scopes,
+        findings=new.findings,
     )
     idempotency = await idempotency_of(request, actor, key)
     created = partial(populations.create, parts.database, body, actor=actor.id, idempotency=idempotency)
@@ -147,6 +148,7 @@ async def change_policy(
         on_exhausted=change.on_exhausted,
         accepts=change.accepts,
         named_scopes=change.named_scopes,
+        findings=change.findings,
         if_match=if_match,
     )
     return answered(await decide(request, parts, actor, population, operation, key))

@@ -10,10 +10,12 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
+from accountant.audit.findings import is_denied
 from accountant.canonical import canonical, from_canonical
 from service.api.context import (
     MAX_PAGE,
     Anyone,
+    Auditing,
     IdempotencyKey,
     Parts,
     Pipeline,
@@ -29,7 +31,7 @@ from service.api.context import (
 )
 from service.cursors import cursor_of, number_from
 from service.errors import NotFound, Problem
-from service.operations import releases
+from service.operations import audits, releases
 from service.operations.keys import Actor
 from service.operations.releases import Proposal
 from service.schemas import Commit, NewRelease, NewReleases, PopulationName, Void
@@ -213,8 +215,9 @@ def list_all(
 def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
     """Its charges, its decision and what became of it."""
     body = body_of(parts, release)
+    found = audits.findings_of(audits.bodies(parts.database, release))
     with parts.books.read(owner_of(parts, release)) as book:
-        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals)
+        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, findings=found)
         budget, adjacency = book.policy.budget, book.adjacency
     # They may take seconds, and need the book no more.
     return {**shown, "engines": releases.engines(body, delta=budget.delta, adjacency=adjacency)}
@@ -252,8 +255,8 @@ async def commit(
 def committing(release: str, done: Commit, actor: Actor) -> Decide:
     """What a commit does."""
     artifact = None if done.artifact is None else done.artifact.model_dump(exclude_none=True)
-    canonical(artifact)
-    return releases.commit(release=release, artifact=artifact, by=actor)
+    canonical([artifact, done.evaluation])
+    return releases.commit(release=release, artifact=artifact, by=actor, evaluation=done.evaluation)
 
 
 @router.post(
@@ -267,6 +270,53 @@ async def void(
     population = await _population_of(parts, release)
     operation = releases.void(release=release, reason=why.reason, evidence=why.evidence, by=actor)
     return answered(await decide(request, parts, actor, population, operation, key))
+
+
+@router.post(
+    "/{release}/audit", responses=problems("not-found", "conflict", "key-reused"), summary="Check it against the rules"
+)
+async def audit(
+    release: ReleaseId, request: Request, parts: Service, actor: Auditing, key: IdempotencyKey = None
+) -> JSONResponse:
+    """What is known of it (declarations, ledger, job, policy, artifact) against docs/audits.md; findings are recorded.
+
+    An artifact is opened if it lies in the artifacts folder, and never run. Sent again it adds no entry, unless
+    something else is found.
+    """
+    population, operation = await run_in_threadpool(_audited, parts, release)
+    return answered(await decide(request, parts, actor, population, operation, key))
+
+
+def _audited(parts: Parts, release: str) -> tuple[str, Decide]:
+    """What the checklist finds, and the operation that writes it down. Files are read without the book's lock."""
+    entries = audits.bodies(parts.database, release)
+    gathered = audits.Gathered(parts.database, parts.books, parts.settings.artifacts_folder, body_of(parts, release))
+    try:
+        contents = gathered.opened(gathered.file(release))
+    except OSError:  # it is elsewhere, or not there yet
+        contents = None
+    earlier, labels = ([], None) if contents is None else (gathered.earlier(), gathered.labels())
+    with parts.books.read(gathered.population) as book:
+        audited = gathered.audit(book, contents, earlier=earlier, labels=labels, since=entries[:-1])
+        verdicts, version = book.policy.findings, book.policy.version
+        committed = book.releases[release].artifact
+    last = next((each for each in entries if each["kind"] == "release.audited"), None)
+    artifact = None if contents is None else {"sha256": contents.sha256, "bytes": contents.bytes}
+    denied = [is_denied(each, verdicts) for each in audited.findings]
+    shown = {
+        "release": release,
+        "population": gathered.population,
+        "denied": any(denied),
+        "findings": [
+            {**each.to_json(), "denied": refused} for each, refused in zip(audited.findings, denied, strict=True)
+        ],
+        "checked": list(audited.checked),
+        "artifact": artifact,
+        "committed": None if committed is None else {"sha256": committed["sha256"]},
+        "policy": {"version": version, "findings": dict(verdicts)},
+    }
+    operation = audits.record(release=release, audited=audited, artifact=artifact, last=last, shown=shown)
+    return gathered.population, operation
 
 
 async def _population_of(parts: Parts, release: str) -> str:

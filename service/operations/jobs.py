@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sqlalchemy import text
 
+from accountant.audit.findings import denying
 from accountant.canonical import canonical, from_canonical
 from service.errors import NotFound, Problem
 from service.operations import releases
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from accountant.audit.findings import Finding
     from accountant.book import Body, Book
     from accountant.chain import Link
     from service.operations.keys import Actor
@@ -54,6 +57,7 @@ ERRORS: Final[Mapping[str, str]] = {
     "backbone.statistics": "the backbone would compute statistics of private rows",
     "input.missing": "an earlier release that the recipe builds on is not among the worker's artifacts, or was changed",
     "recipe.invalid": "the mechanism refuses the recipe",
+    "finding.denied": "what it made has a finding for which the policy denies a release",
     "population.status": "the population was frozen or closed before it could leave",
     "memory": "it needs more memory than there is",
     "timeout": "it took longer than an attempt may take",
@@ -64,7 +68,7 @@ ERRORS: Final[Mapping[str, str]] = {
     "internal": "a fault of ours; the worker's own log says more",
 }
 #: Another attempt would end in the same way.
-_FINAL: Final = frozenset({"recipe.invalid", "population.status", "unreleasable"})
+_FINAL: Final = frozenset({"recipe.invalid", "finding.denied", "population.status", "unreleasable"})
 
 _INSERT = text(
     "INSERT INTO job (id, release, population_id, actor, queue, device, mechanism, parameters, recipe, data, epsilon, "
@@ -230,11 +234,16 @@ def cancel(*, job: str, by: Actor) -> Decide:
     return decide
 
 
-def commit(*, job: str, token: int, artifact: Mapping[str, Any]) -> Decide:
+def commit(*, job: str, token: int, artifact: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Decide:
     """What the current attempt made leaves the house; any other attempt is told that it is too late.
 
+<<<<<<< HEAD
     Asked again by an attempt that did not hear the answer, it changes nothing and answers the same. From a population
     that was frozen meanwhile nothing leaves: the job fails, and its release is voided.
+=======
+    From a population that was frozen meanwhile nothing leaves, and nothing with a finding for which the policy denies
+    a release: the job fails, and its release is voided.
+>>>>>>> h2
     """
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
@@ -248,7 +257,13 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any]) -> Decide:
             raise Problem("conflict", f"Release {known.id} is {known.status}: there is nothing to commit.")
         if book.status != "open":  # a pipeline says what left; this has not, and stays
             return _retried_or_failed(book, at, connection, row, "population.status")
+        if denied := denying(findings, book.policy.findings):
+            # Codes alone: what more there is to say was computed from a file that nobody pays for.
+            codes = sorted({each.code for each in denied})
+            return _retried_or_failed(book, at, connection, row, "finding.denied", evidence={"findings": codes})
         body: Body = {"kind": "release.committed", "release": known.id, "artifact": dict(artifact)}
+        if findings:
+            body["findings"] = [each.to_record() for each in findings]
         _end(connection, row, "committed", at, artifact=artifact)
         return Outcome(
             bodies=[body], status=200, respond=lambda links: {"status": "committed", "entry": entry(links[-1])}
@@ -301,7 +316,13 @@ def fall_silent(*, job: str, wait_seconds: float) -> Decide:
 
 
 def _retried_or_failed(
-    book: Book, at: datetime, connection: Connection, row: Mapping[str, Any], error: str | None
+    book: Book,
+    at: datetime,
+    connection: Connection,
+    row: Mapping[str, Any],
+    error: str | None,
+    *,
+    evidence: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     if row["attempt"] < row["attempts"] and error not in _FINAL:
         return _queued_again(connection, row, error)
@@ -310,7 +331,8 @@ def _retried_or_failed(
 
 def _failed(book: Book, at: datetime, connection: Connection, row: Mapping[str, Any], error: str | None) -> Outcome:
     _end(connection, row, "failed", at, error=error)
-    bodies = _voided(book, row, f"the job failed after {row['attempt']} attempts, and nothing left the worker: {error}")
+    reason = f"the job failed after {row['attempt']} attempts, and nothing left the worker: {error}"
+    bodies = _voided(book, row, reason, evidence)
     return Outcome(bodies=bodies, status=200, respond=lambda _: {"status": "failed"})
 
 
@@ -322,14 +344,18 @@ def _queued_again(connection: Connection, row: Mapping[str, Any], error: str | N
     return Outcome(bodies=[], status=200, respond=lambda _: {"status": "queued"})
 
 
-def _voided(book: Book, row: Mapping[str, Any], reason: str) -> list[Body]:
+def _voided(
+    book: Book, row: Mapping[str, Any], reason: str, evidence: Mapping[str, Any] = MappingProxyType({})
+) -> list[Body]:
     """What ends the hold of a job that made nothing: if others lean on its models it cannot be undone, and is spent."""
     release = row["release"]
     if book.releases[release].status != "held":
         return []
     if book.leaning(release):
         return [{"kind": "release.committed", "release": release}]
-    return [{"kind": "release.voided", "release": release, "reason": reason, "evidence": {"job": row["id"]}}]
+    return [
+        {"kind": "release.voided", "release": release, "reason": reason, "evidence": {"job": row["id"], **evidence}}
+    ]
 
 
 def _end(

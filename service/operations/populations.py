@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import text
 
 from accountant import book as ledger_book
+from accountant.audit.findings import DEFAULT_VERDICTS, verdicts_of
 from accountant.book import Book, Policy, Task
 from accountant.filters import Filter
 from accountant.guarantees import Guarantee
@@ -102,6 +103,7 @@ def policy(given: Policy) -> dict[str, Any]:
         "on_exhausted": given.on_exhausted,
         "accepts": list(given.accepts),
         "named_scopes": given.named_scopes,
+        "findings": dict(given.findings),
     }
 
 
@@ -127,6 +129,7 @@ def change_policy(
     on_exhausted: OnExhausted | None,
     accepts: Sequence[ProofStatus] | None,
     named_scopes: bool | None,
+    findings: Mapping[str, str] | None,
     if_match: str | None,
 ) -> Decide:
     """A new version: it may lower ε or δ and change rules, never raise them."""
@@ -141,6 +144,7 @@ def change_policy(
             on_exhausted=on_exhausted or now.on_exhausted,
             accepts=now.accepts if accepts is None else tuple(accepts),
             named_scopes=now.named_scopes if named_scopes is None else named_scopes,
+            findings=now.findings if findings is None else {**DEFAULT_VERDICTS, **verdicts_of(findings)},
         )
         over = sum(
             datapoints

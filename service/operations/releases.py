@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pyroaring import BitMap
 
 from accountant import sealed
+from accountant.audit.findings import RULES, denying
+from accountant.audit.manifests import STATEMENTS
 from accountant.book import bitmap_to
 from accountant.engines import ENGINES
 from accountant.errors import AccountantError
 from accountant.events import Composed, counted, event_from_json, event_to_json
 from accountant.ledger import LIFELONG, regions, standing
+from service import pre_release
 from service.errors import NotFound, Problem
 from service.operations.populations import entry
 from service.operations.readings import finite, rounded
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from accountant.audit.findings import Finding
     from accountant.book import Body, Book, Release
     from accountant.chain import Link
     from accountant.events import Adjacency, Event
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
     from service.operations.keys import Actor
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-DECLARATIONS: Final = ("label_space", "state", "tuning", "pretraining")
+#: What a pipeline may say of its release (docs/audits.md).
+DECLARATIONS: Final = ("unit", "adjacency", *STATEMENTS)
 MAX_ADVICE_EVENTS: Final = 20
 MAX_ENGINE_LEAVES, MAX_ENGINE_KINDS = 100_000, 20
 _FIRST, _COUNT = secrets.randbits(80), count()
@@ -73,6 +78,7 @@ class Priced:
     spelled: list[Body]
     reasons: list[dict[str, Any]]
     stream: dict[str, Any] | None = None
+    findings: Sequence[Finding] = ()
 
 
 def price(book: Book, proposal: Proposal) -> Priced:
@@ -128,8 +134,22 @@ def price(book: Book, proposal: Proposal) -> Priced:
             reasons.append({"code": "mechanism.overlap", "message": message})
             break
         seen |= scope_of_sum
+    charges = [charge for charge, _ in pairs]
+    findings = pre_release.at_proposal(
+        book,
+        kind=proposal.kind,
+        declared=proposal.declared,
+        charged=[charge.event for charge in charges],
+        tasks={charge.task for charge in charges if charge.task is not None},
+        is_ours=proposal.hold_seconds is None,
+    )
+    reasons += [
+        {"code": finding.code, "message": finding.message, "remedy": RULES[finding.code].remedy}
+        for finding in denying(findings, book.policy.findings)
+        if finding.code != "mechanism.proof_status"  # `accepts` decides on that, and has its own reason
+    ]
     return Priced(
-        charges=[charge for charge, _ in pairs], spelled=[body for _, body in pairs], reasons=reasons, stream=stream
+        charges=charges, spelled=[body for _, body in pairs], reasons=reasons, stream=stream, findings=findings
     )
 
 
@@ -148,6 +168,7 @@ def propose(proposal: Proposal) -> Decide:
         priced = price(book, proposal)
         decision = _decision(book, proposal, priced, release)
         document = decision_shown(book, decision, priced.reasons, proposal)
+        records = [finding.to_record() for finding in priced.findings]
         admitted = document["outcome"] == "admitted"
         seconds = proposal.hold_seconds
         expires_at = stamp(at + timedelta(seconds=seconds)) if admitted and seconds is not None else None
@@ -160,6 +181,7 @@ def propose(proposal: Proposal) -> Decide:
                 declared=proposal.declared,
                 shown=document,
                 stream=priced.stream,
+                findings=records,
             )
             if admitted
             else book.denied_body(
@@ -169,6 +191,7 @@ def propose(proposal: Proposal) -> Decide:
                 charges=priced.spelled,
                 declared=proposal.declared,
                 shown=document,
+                findings=records,
             )
         )
 
@@ -179,7 +202,7 @@ def propose(proposal: Proposal) -> Decide:
                 "kind": proposal.kind,
                 "status": "held" if admitted else "denied",
                 "decision": document,
-                "findings": [],
+                "findings": [finding.to_json() for finding in priced.findings],
                 "expires_at": expires_at,
                 "entry": entry(links[-1]),
             }
@@ -203,7 +226,7 @@ def dry_run(book: Book, proposal: Proposal) -> dict[str, Any]:
         "kind": proposal.kind,
         "status": "dry_run",
         "decision": document,
-        "findings": [],
+        "findings": [finding.to_json() for finding in priced.findings],
     }
 
 
@@ -309,21 +332,33 @@ def _fitting(
     return parameters, found
 
 
-def commit(*, release: str, artifact: Mapping[str, Any] | None, by: Actor) -> Decide:
-    """The release left the house. Once it has expired it is spent already, and only its artifact can be attached."""
+def commit(
+    *,
+    release: str,
+    artifact: Mapping[str, Any] | None,
+    by: Actor,
+    evaluation: Mapping[str, Any] | None = None,
+) -> Decide:
+    """The release left the house. Once it has expired it is spent already, and only its artifact can be attached.
+
+    What is to be said against it is recorded, and stops nothing: what left has left.
+    """
+    found = [] if artifact is None else pre_release.at_commit(metrics=artifact.get("metrics"), evaluation=evaluation)
+    said: Body = {} if evaluation is None else {"declared": {"evaluation": dict(evaluation)}}
+    said |= {"findings": [finding.to_record() for finding in found]} if found else {}
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
         known = _owned(book, release, by)
         match known.status:
             case "held":
-                body: Body = {"kind": "release.committed", "release": release}
+                body: Body = {"kind": "release.committed", "release": release, **said}
                 if artifact is not None:
                     body["artifact"] = dict(artifact)
                 return _resolved(book, release, [body])
             case "committed" | "expired" if artifact is None or known.artifact == artifact:
                 return _resolved(book, release, [])
             case "committed" | "expired" if artifact is not None and known.artifact is None:
-                attach: Body = {"kind": "artifact.attached", "release": release, "artifact": dict(artifact)}
+                attach: Body = {"kind": "artifact.attached", "release": release, "artifact": dict(artifact), **said}
                 return _resolved(book, release, [attach])
             case "committed" | "expired":
                 raise Problem("conflict", f"Release {release} has another artifact already.", "artifact")
@@ -415,7 +450,14 @@ def summary(book: Book, release: str) -> dict[str, Any]:
     }
 
 
-def detail(book: Book, release: str, body: Mapping[str, Any], *, sees_individuals: bool) -> dict[str, Any]:
+def detail(
+    book: Book,
+    release: str,
+    body: Mapping[str, Any],
+    *,
+    sees_individuals: bool,
+    findings: Sequence[Finding],
+) -> dict[str, Any]:
     """A release with its charges and the decision that was made; whom it touched is for officers and auditors."""
     charges = []
     for charge in body["charges"]:
@@ -434,7 +476,7 @@ def detail(book: Book, release: str, body: Mapping[str, Any], *, sees_individual
         "charges": charges,
         "declared": body["declared"],
         "decision": body["decision"],
-        "findings": [],
+        "findings": [finding.to_json() for finding in findings],
         "policy": body["policy"],
     }
 

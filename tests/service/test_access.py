@@ -146,6 +146,7 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/releases/{release}/members"): (*READERS, "worker"),
     ("POST", "/v1/releases/{release}/commit"): PIPELINES,
     ("POST", "/v1/releases/{release}/void"): PIPELINES,
+    ("POST", "/v1/releases/{release}/audit"): ("pipeline", "officer", "auditor"),
     ("POST", "/v1/jobs"): PIPELINES,
     ("POST", "/v1/jobs/{job}/cancel"): PIPELINES,
     ("POST", "/v1/advice/what-if"): PIPELINES,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from service import settings
+from accountant.audit import checklist
+from accountant.audit.findings import RULES
+from accountant.audit.manifests import STATEMENTS, manifest_from
+from service import audit_cli, pre_release, settings
 from service.errors import PROBLEMS
 from service.operations.jobs import ERRORS
 from service.operations.keys import ROLES
@@ -49,6 +54,42 @@ def test_the_errors_page_lists_every_problem_with_its_status(checkout: Path) -> 
 def test_the_jobs_page_lists_every_code_with_its_meaning(checkout: Path) -> None:
     listed = rows((checkout / "docs" / "jobs.md").read_text(encoding="utf-8"))
     assert listed == [[f"`{code}`", meaning] for code, meaning in ERRORS.items()]
+
+
+def test_the_audits_page_lists_every_rule_and_every_statement(checkout: Path) -> None:
+    listed = rows((checkout / "docs" / "audits.md").read_text(encoding="utf-8"))
+    rules = [
+        [f"`{rule.code}`", rule.severity, " or ".join(rule.bases), rule.title, rule.remedy, rule.source]
+        for rule in RULES.values()
+    ]
+    kinds = {"texts": "a list of texts", "text": "a text", "number": "a number"}
+    statements = [
+        [
+            f"`{name}`",
+            "; ".join(
+                f"{field}: {', '.join(takes) if isinstance(takes, tuple) else kinds[takes]}"
+                for field, takes in fields_of.items()
+            ),
+        ]
+        for name, fields_of in STATEMENTS.items()
+    ]
+    assert listed == rules + statements
+
+
+def test_the_manifest_of_the_audits_page_is_read_and_clean(checkout: Path) -> None:
+    [text] = re.findall(r"```toml\n(.*?)```", (checkout / "docs" / "audits.md").read_text(encoding="utf-8"), re.DOTALL)
+    manifest = manifest_from(tomllib.loads(text))
+    found = checklist.audit(pre_release.from_manifest(manifest, accepts=("proved",))).findings
+    assert [each.code for each in found] == ["artifact.unopened"]
+
+
+def test_the_workflow_for_ci_uses_options_that_exist(checkout: Path) -> None:
+    workflow = yaml.safe_load((checkout / "examples" / "github-actions-audit.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for step in workflow["jobs"]["audit"]["steps"] if "stint audit" in step.get("run", "")]
+    assert len(commands) == 2
+    for command in commands:
+        with audit_cli.audit.make_context("audit", command.split()[2:]) as context:
+            assert context.params["artifact"] == Path("release/model.safetensors")
 
 
 def test_the_service_page_names_every_address_and_no_other(checkout: Path, document: dict[str, Any]) -> None:

@@ -93,6 +93,10 @@ def void(house: House) -> Asked:
     return Asked(f"/v1/releases/{held(house)[1]}/void", {"reason": "a"}, {"reason": "b"})
 
 
+def audit(house: House) -> Asked:
+    return Asked(f"/v1/releases/{held(house)[1]}/audit", None, {})
+
+
 def checkpoint(house: House) -> Asked:
     held(house)
     return Asked("/v1/checkpoints", None, {}, 201)
@@ -125,6 +129,7 @@ EFFECTS: dict[str, Callable[[House], Asked]] = {
     "/v1/populations/{population}/tasks": task,
     "/v1/releases": release,
     "/v1/releases/batch": batch,
+    "/v1/releases/{release}/audit": audit,
     "/v1/releases/{release}/commit": commit,
     "/v1/releases/{release}/void": void,
 }

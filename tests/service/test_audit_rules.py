@@ -1,0 +1,567 @@
+"""Every rule of the audit finds what it should and leaves alone what it should; wrong manifests and files are told."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accountant.audit import checklist
+from accountant.audit.checklist import CHECKS, Facts, Mechanism, audit, covers
+from accountant.audit.findings import (
+    DEFAULT_VERDICTS,
+    RULES,
+    SEVERITIES,
+    Finding,
+    denying,
+    finding_from,
+    verdicts_of,
+)
+from accountant.audit.manifests import STATEMENTS, manifest_from, statement
+from accountant.canonical import canonical
+from accountant.errors import InvalidDocument, InvalidInput
+from accountant.events import ApproxDP, Gaussian, PoissonSampled, PureDP, Repeated
+from service import pre_release
+from service.audit_cli import _book
+from tests.service.audit_cases import (
+    CASES,
+    CLEAN,
+    LABELS,
+    Release,
+    clean,
+    file_of,
+    header,
+    holding,
+    noise,
+    tensors,
+    zipped,
+)
+from trainers import inspection
+from trainers.inspection import Rows, opened
+from trainers.safetensors_headers import MAX_HEADER
+
+
+def audited(release: Release, folder: Path) -> checklist.Audited:
+    files = release.write(folder)
+    book = _book(files["ledger"]) if "ledger" in files else None
+    facts = pre_release.from_manifest(
+        manifest_from(release.manifest),
+        artifact=files.get("artifact"),
+        book=book,
+        labels=release.labels,
+        accepts=release.accepts,
+        earlier=[files["earlier"]] if "earlier" in files else [],
+    )
+    return audit(facts)
+
+
+def codes(found: checklist.Audited) -> set[str]:
+    return {each.code for each in found.findings}
+
+
+# ---------------------------------------------------------------- the catalogue
+
+
+def test_every_rule_has_a_check_and_a_case_and_stands_where_it_belongs() -> None:
+    assert [check.code for check in CHECKS] == list(RULES)
+    assert list(CASES) == list(RULES)
+    assert set(checklist.AT_PROPOSAL) <= set(RULES)
+    for code, rule in RULES.items():
+        assert code == rule.code
+        assert rule.severity in SEVERITIES
+        assert rule.bases
+        assert all((rule.title, rule.source, rule.message, rule.remedy))
+
+
+def test_a_clean_release_has_no_findings_at_all(tmp_path: Path) -> None:
+    assert audited(clean(), tmp_path).findings == ()
+
+
+@pytest.mark.parametrize("code", [code for code in RULES if code != "statement.unknown"])
+def test_a_rule_finds_what_it_should(code: str, tmp_path: Path) -> None:
+    found = audited(CASES[code][0](), tmp_path)
+    assert code in codes(found)
+    assert code in found.checked
+    for each in found.findings:
+        if each.code == code:
+            assert each.basis in RULES[code].bases
+            assert each.severity == RULES[code].severity
+            assert "{" not in each.message
+            assert finding_from(each.to_record()) == each
+            assert finding_from(json.loads(canonical(each.to_json()))) == each
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_a_rule_leaves_alone_what_it_should(code: str, tmp_path: Path) -> None:
+    found = audited(CASES[code][1](), tmp_path)
+    assert code in found.checked, "it was not even looked at"
+    assert code not in codes(found)
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_evidence_says_nothing_that_stands_in_the_file(code: str, tmp_path: Path) -> None:
+    """Labels, names of tensors and metadata may be private; a finding is stored and certified."""
+    found = audited(CASES[code][0](), tmp_path)
+    shown = canonical([each.to_json() for each in found.findings]).decode()
+    for private in ("rare disease", "Tuesday", "head.weight", "norm.running", "memory.x", "embedding"):
+        assert private not in shown
+
+
+def test_words_that_are_not_known_count_as_not_said() -> None:
+    said = {"tuning": {"source": "magic"}, "pretraining": "public", "state": {"kept": 1}, "sampling": {"scheme": 3}}
+    found = audit(
+        Facts(declared=said, charged=(PoissonSampled(sampling_probability=0.1, event=Gaussian(noise_multiplier=1)),))
+    )
+    unread = {each.evidence["statement"] for each in found.findings if each.code == "statement.unknown"}
+    assert unread == set(said)
+    assert {"tuning.undeclared", "pretraining.undeclared", "state.undeclared", "sampling.undeclared"} <= codes(found)
+    assert "statement.unknown" not in codes(audit(Facts(declared={"tuning": {"source": "public", "note": "more"}})))
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_every_word_of_a_statement_is_read(name: str) -> None:
+    field, words = next(iter(STATEMENTS[name].items()))
+    for word in words:
+        declared = {name: {field: word}}
+        assert statement(declared, name) == word
+        assert manifest_from({"version": 1, **declared}).declared == declared
+        assert not any(each.code == "statement.unknown" for each in audit(Facts(declared=declared)).findings)
+
+
+# ---------------------------------------------------------------- policies
+
+
+def test_errors_deny_unless_a_policy_says_otherwise() -> None:
+    found = [
+        RULES[code].found(RULES[code].bases[0]) for code in ("state.raw", "state.undeclared", "empty_task.undeclared")
+    ]
+    assert [each.code for each in denying(found, DEFAULT_VERDICTS)] == ["state.raw"]
+    assert [each.code for each in denying(found, {"error": "allow", "state.undeclared": "deny"})] == [
+        "state.undeclared"
+    ]
+    assert denying(found, {**DEFAULT_VERDICTS, "state.raw": "allow"}) == []
+    assert len(denying(found, {"error": "deny", "warning": "deny", "note": "deny"})) == 3
+    assert verdicts_of({"error": "deny", "state.raw": "allow"}) == {"error": "deny", "state.raw": "allow"}
+
+
+@pytest.mark.parametrize("wrong", [{"errors": "deny"}, {"error": "maybe"}, {"no.such": "deny"}])
+def test_a_policy_on_findings_knows_what_it_names(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="findings"):
+        verdicts_of(wrong)
+
+
+def test_a_finding_of_a_later_version_is_still_read() -> None:
+    found = finding_from({"code": "new.rule", "basis": "checked", "severity": "error", "evidence": {"x": 1}})
+    assert found.to_json()["title"] == "new.rule"
+    assert denying([found], DEFAULT_VERDICTS) == [found]
+    assert finding_from({"code": "artifact.metadata", "basis": "checked", "severity": "warning"}).message
+    for wrong in (
+        {},
+        {"code": 1},
+        {"code": "x", "basis": "felt", "severity": "error"},
+        {**found.to_json(), "evidence": 3},
+    ):
+        with pytest.raises(InvalidDocument):
+            finding_from(wrong)
+    with pytest.raises(InvalidInput):
+        Finding(code="x", basis="checked", severity="bad", message="")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        Finding(code="x", basis="checked", severity="error", message="", evidence={"x": float("nan")})
+
+
+# ---------------------------------------------------------------- prices
+
+
+@pytest.mark.parametrize(
+    ("charged", "price", "enough"),
+    [
+        (Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=1.0), True),
+        (Gaussian(noise_multiplier=0.9), Gaussian(noise_multiplier=1.0), True),
+        (Gaussian(noise_multiplier=1.1), Gaussian(noise_multiplier=1.0), False),
+        (PureDP(epsilon=0.5), PureDP(epsilon=0.4), True),
+        (PureDP(epsilon=0.4), PureDP(epsilon=0.5), False),
+        (PureDP(epsilon=50.0), Gaussian(noise_multiplier=1.0), False),  # no Gaussian is pure
+        (ApproxDP(epsilon=5.0, delta=1e-5), Gaussian(noise_multiplier=1.0), True),
+        (ApproxDP(epsilon=4.0, delta=1e-5), Gaussian(noise_multiplier=1.0), False),  # the truth is 4.38
+        (Repeated(times=3, event=PureDP(epsilon=0.1)), PureDP(epsilon=0.3), False),  # at small orders it is less
+    ],
+)  # fmt: skip
+def test_charges_cover_a_price_or_do_not(charged: Any, price: Any, enough: bool) -> None:  # noqa: FBT001
+    assert covers([charged], [price], adjacency="add_remove") is enough
+
+
+def test_charges_of_another_number_are_compared_together() -> None:
+    one, half = Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=2.0)
+    assert covers([one, one], [one], adjacency="add_remove")
+    assert covers([one], [half, half], adjacency="add_remove")
+    assert not covers([half], [one, one], adjacency="add_remove")
+    assert not covers([], [one], adjacency="add_remove")
+
+
+# ---------------------------------------------------------------- labels and heads
+
+
+@pytest.mark.parametrize(
+    ("made", "facts", "found"),
+    [
+        ({"sums": noise((3, 8))}, {"predictor": "cosine", "labels": LABELS}, set()),
+        ({"sums": noise((2, 8))}, {"predictor": "cosine", "labels": LABELS[:2]}, {"artifact.head_width"}),
+        ({"weight": noise((3, 8)), "bias": noise((3,))}, {"predictor": "linear", "labels": LABELS}, set()),
+        ({"head.weight": noise((5, 8))}, {"predictor": "adapter", "labels": LABELS}, {"artifact.head_width"}),
+        ({"1.weight": noise((8, 4)), "3.weight": noise((3, 8))}, {"predictor": "network", "labels": LABELS}, set()),
+        (
+            {"1.weight": noise((3, 4)), "10.weight": noise((8, 8))},
+            {"predictor": "network", "labels": LABELS},
+            {"artifact.head_width"},
+        ),
+        ({"sums": noise((3, 8))}, {"predictor": "cosine", "labels": ["healthy", "ill", "x"]}, {"artifact.labels"}),
+    ],
+)  # fmt: skip
+def test_our_own_artifacts_say_which_tensor_answers(
+    made: dict[str, Any], facts: dict[str, Any], found: set[str], tmp_path: Path
+) -> None:
+    release = holding(made, {"stint": canonical(facts).decode(), "releasable": "true"})
+    assert codes(audited(release, tmp_path)) == found
+
+
+def test_two_labels_may_have_one_output(tmp_path: Path) -> None:
+    two = {"source": "prior", "labels": ["no", "yes"]}
+    assert codes(audited(holding({"head.weight": noise((1, 4))}, label_space=two), tmp_path)) == set()
+    assert "artifact.head_width" in codes(audited(holding({"head.weight": noise((3, 4))}, label_space=two), tmp_path))
+
+
+def test_the_released_set_decides_and_not_what_is_declared(tmp_path: Path) -> None:
+    release = Release(labels=["healthy", "ill"])
+    found = codes(audited(release, tmp_path))
+    assert {"label_space.mismatch", "artifact.head_width"} <= found
+    assert codes(audited(Release(labels=[*LABELS]), tmp_path)) == set()
+
+
+def test_labels_are_compared_with_a_digest_where_nobody_knows_them(tmp_path: Path) -> None:
+    from accountant.audit.contents import label_digest
+
+    for labels, wrong in ((LABELS, False), (["healthy", "rare"], True)):
+        made = tensors(**{"head.weight": noise((len(labels), 16)), "head.bias": noise((len(labels),))})
+        space = {"source": "prior", "digest": label_digest(LABELS)}
+        found = codes(
+            audited(holding(made, {"id2label": json.dumps(dict(enumerate(labels)))}, label_space=space), tmp_path)
+        )
+        assert ("label_space.mismatch" in found) is wrong
+
+
+# ---------------------------------------------------------------- noise
+
+
+def test_independent_noise_is_never_called_shared_whatever_the_data(tmp_path: Path) -> None:
+    """The chance of a false alarm is 1e-9 for any signal; equal signals are the worst case."""
+    from tests.service.audit_cases import noisy
+
+    for seed in range(20):
+        rows = np.full((40, 8), 3.0, dtype=np.float32) + noise((40, 8), seed)
+        assert "noise.shared" not in codes(audited(noisy(rows), tmp_path))
+
+
+def test_noise_that_all_labels_share_is_found_under_any_signal(tmp_path: Path) -> None:
+    """One draw for all labels of a task, as the formula of the cosine classifier is printed."""
+    from tests.service.audit_cases import noisy
+
+    signal = noise((5, 256), 3) * 0.3
+    found = audited(noisy(signal + noise((1, 256), 4) * 2.0, scale=2.0), tmp_path)
+    [one] = [each for each in found.findings if each.code == "noise.shared"]
+    assert one.evidence["pairs"] == 10
+
+
+def test_noise_that_two_releases_share_is_found(tmp_path: Path) -> None:
+    from tests.service.audit_cases import noisy
+
+    same, signal = noise((3, 128), 4), noise((3, 128), 5) * 0.2
+    release = noisy(same, earlier=file_of({"sums": same + signal}))
+    assert "noise.shared" in codes(audited(release, tmp_path))
+    release.manifest["artifact"]["builds_on"] = ["earlier.safetensors"]
+    assert "noise.shared" not in codes(audited(release, tmp_path))
+
+
+def test_sums_that_grow_over_tasks_share_no_noise_that_counts(tmp_path: Path) -> None:
+    """Of three releases each adds to the one before: rows that stay are copies, rows that grow have one noise more."""
+    first = noise((4, 64), 1)
+    second = np.concatenate([first[:2] + noise((2, 64), 2), first[2:], noise((2, 64), 3)])
+    third = np.concatenate([second[:1] + noise((1, 64), 4), second[1:], noise((2, 64), 5)])
+    paths = []
+    for name, rows in (("first", first), ("second", second), ("third", third)):
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes(file_of({"sums": rows}))
+    earlier = [inspection.earlier(path.name, path, keep=["sums"]) for path in paths[:2]]
+    assert all(earlier)
+    facts = Facts(
+        kind="prototypes",
+        declared={"noise": {"source": "fresh", "scale": 1.0, "tensor": "sums"}},
+        contents=opened(paths[2], keep=["sums"]),
+        earlier=[each for each in earlier if each is not None],
+        builds_on=frozenset({"second"}),
+    )
+    assert not codes(audit(facts, codes=["noise.shared", "noise.repeated"]))
+    alone = audit(replace(facts, builds_on=frozenset()), codes=["noise.shared"])
+    assert codes(alone) == {"noise.shared"}
+
+
+def test_a_copy_of_what_a_release_builds_on_is_no_reuse(tmp_path: Path) -> None:
+    release = Release(earlier=file_of(tensors()))
+    assert "noise.repeated" in codes(audited(release, tmp_path))
+    release.manifest["artifact"] = {"builds_on": ["earlier.safetensors"]}
+    assert "noise.repeated" not in codes(audited(release, tmp_path))
+    frozen = Release(
+        earlier=file_of({"zeros": np.zeros((3, 16), np.float32)}),
+        artifact=file_of(tensors(z=np.zeros((3, 16), np.float32))),
+    )
+    assert "noise.repeated" not in codes(audited(frozen, tmp_path))
+
+
+# ---------------------------------------------------------------- what is in a file
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("layer1.bn.running_var", "artifact.batch_norm"),
+        ("bn/moving_mean", "artifact.batch_norm"),
+        ("optimizer.state.0.step", "artifact.optimizer_state"),
+        ("momentum_buffer", "artifact.optimizer_state"),
+        ("num_examples", "artifact.example_counts"),
+        ("memory", "artifact.training_data"),
+        ("replay.0", "artifact.training_data"),
+        ("buffer.images", "artifact.training_data"),
+        ("x_train", "artifact.training_data"),
+    ],
+)  # fmt: skip
+def test_names_tell_what_a_tensor_is(name: str, code: str, tmp_path: Path) -> None:
+    assert code in codes(audited(holding(tensors(**{name: noise((4, 4))})), tmp_path))
+
+
+@pytest.mark.parametrize("name", ["memory.key_proj.weight", "buffer_norm.weight", "inputs.weight", "account.weight"])
+def test_layers_with_such_names_are_left_alone(name: str, tmp_path: Path) -> None:
+    assert audited(holding(tensors(**{name: noise((4, 4))})), tmp_path).findings == ()
+
+
+def test_counts_are_found_by_what_they_add_up_to(tmp_path: Path) -> None:
+    counts = np.array([1234, 3000, 766])  # the population has 5,000
+    assert "artifact.example_counts" in codes(audited(holding(tensors(shift=counts)), tmp_path))
+    assert "artifact.example_counts" in codes(audited(holding(tensors(shift=counts.astype(np.float32))), tmp_path))
+    assert audited(holding(tensors(shift=counts + 1)), tmp_path).findings == ()
+
+
+def test_rows_of_the_data_are_found_wherever_they_are(tmp_path: Path) -> None:
+    data = noise((50, 2, 4), 9)
+    hidden = np.concatenate([noise((3, 8), 10), data[17].reshape(1, 8)])
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"innocent.weight": hidden, "other.weight": noise((4, 8), 11)}))
+    found = opened(path, rows=Rows.of(data))
+    assert [tensor.data_rows for tensor in found.tensors] == [1, 0]
+    assert "artifact.training_data" in codes(audit(Facts(contents=found)))
+    assert not any(tensor.data_rows for tensor in opened(path, rows=Rows.of(noise((50, 8), 12))).tensors)
+
+
+def test_frozen_public_layers_may_have_statistics_by_the_pipelines_word(tmp_path: Path) -> None:
+    made = tensors(**{"backbone.bn.running_mean": noise((8,))})
+    assert "artifact.batch_norm" in codes(audited(holding(made), tmp_path))
+    assert codes(audited(holding(made, artifact={"public": ["backbone."]}), tmp_path)) == {"artifact.declared_public"}
+
+
+# ---------------------------------------------------------------- files that are not what they say
+
+
+_PLAIN = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "too short"),
+        (b"\x08\x00", "too short"),
+        (struct.pack("<Q", MAX_HEADER + 1) + b"{", "longer than 32 MiB"),
+        (struct.pack("<Q", 2**63) + b"{", "longer than 32 MiB"),
+        (struct.pack("<Q", 1000) + b"{}", "ends within its header"),
+        (header(b"{" * 5000), "no JSON"),
+        (header(b'{"a":' + b"[" * 100_000), "no JSON"),
+        (header(b'{"a": NaN}'), "no JSON"),
+        (header(b'{"a": {}, "a": {}}'), "twice"),
+        (header({"__metadata__": {"a": 1}}), "not text"),
+        (header({"__metadata__": []}), "not text"),
+        (header({"a": 3}), "dtype, a shape"),
+        (header({"a": {**_PLAIN, "code": "x"}}, bytes(8)), "dtype, a shape"),
+        (header({"a": {**_PLAIN, "dtype": "O"}}, bytes(8)), "unknown type"),
+        (header({"a": {**_PLAIN, "shape": [-2]}}, bytes(8)), "impossible shape"),
+        (header({"a": {**_PLAIN, "shape": [1.5]}}, bytes(8)), "impossible shape"),
+        (header({"a": {**_PLAIN, "shape": [2**60]}}, bytes(8)), "impossible shape"),
+        (header({"a": {**_PLAIN, "shape": [2**50, 2**50]}}, bytes(8)), "more or fewer bytes"),
+        (header({"a": {**_PLAIN, "shape": [3]}}, bytes(8)), "more or fewer bytes"),
+        (header({"a": {**_PLAIN, "data_offsets": [0, 800]}}, bytes(8)), "outside"),
+        (header({"a": {**_PLAIN, "data_offsets": [-8, 0]}}, bytes(8)), "outside"),
+        (header({"a": {**_PLAIN, "data_offsets": [8, 0]}}, bytes(8)), "outside"),
+        (header({"a": _PLAIN, "b": _PLAIN}, bytes(8)), "share bytes"),
+        (header({"a": _PLAIN, "b": {**_PLAIN, "data_offsets": [4, 12]}}, bytes(12)), "share bytes"),
+        (header({"a": {**_PLAIN, "data_offsets": [8, 16]}}, bytes(16)), "between its tensors"),
+        (header({"a": _PLAIN}, bytes(9)), "after its tensors"),
+        (header({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(100_001)}), "100,000"),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_told_with_a_reason_and_cost_nothing(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    began = time.monotonic()
+    found = opened(path)
+    assert time.monotonic() - began < 5
+    assert found.problem is not None
+    assert reason in found.problem
+    assert "artifact.unreadable" in codes(audit(Facts(contents=found)))
+    assert not found.is_open
+
+
+class _Loaded:
+    """A pickle that would tell if it were loaded."""
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path(__file__).parent / "loaded",))
+
+
+def _npy() -> bytes:
+    made = io.BytesIO()
+    np.save(made, np.zeros(3))
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "form", "code"),
+    [
+        *((pickle.dumps(_Loaded(), protocol=n), "pickle", "artifact.pickle") for n in range(6)),
+        (zipped("archive/data.pkl", pickle.dumps(_Loaded())), "torch", "artifact.pickle"),
+        (zipped("x.npy", _npy()), "npz", "artifact.format"),
+        (zipped("readme.txt", b"hello"), "archive", "artifact.format"),
+        (b"PK\x03\x04 and nothing", "archive", "artifact.format"),
+        (_npy(), "npy", "artifact.format"),
+        (b"GGUF\x03\x00\x00\x00 something", "gguf", "artifact.format"),
+        (b"\x89HDF\r\n\x1a\n and more", "hdf5", "artifact.format"),
+        (b"\x1f\x8b\x08 a compressed file", "other", "artifact.format"),
+    ],
+)  # fmt: skip
+def test_other_files_are_recognised_and_never_loaded(content: bytes, form: str, code: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"  # whatever it is called
+    path.write_bytes(content)
+    found = opened(path)
+    assert found.form == form
+    assert not found.tensors
+    assert code in codes(audit(Facts(contents=found)))
+    assert not (Path(__file__).parent / "loaded").exists()
+
+
+def test_a_length_that_looks_like_a_pickle_is_none(tmp_path: Path) -> None:
+    for length in (0x280, 0x380, 0x480, 0x580, 0x6428, 0x7063):
+        text = json.dumps({"a": _PLAIN}).encode()
+        content = struct.pack("<Q", length) + text.ljust(length) + bytes(8)
+        (tmp_path / "model").write_bytes(content)
+        assert opened(tmp_path / "model").is_open, hex(length)
+
+
+def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped("data.pkl", bytes(200 << 20)))
+    assert path.stat().st_size < 1 << 20
+    tracemalloc.start()
+    began = time.monotonic()
+    assert opened(path).form == "torch"
+    assert time.monotonic() - began < 1
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
+
+
+def test_an_archive_longer_than_what_is_looked_at_is_still_told(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped("archive/data.pkl", np.random.default_rng(0).bytes(6 << 20)))
+    assert path.stat().st_size > inspection._MAX_INDEX
+    assert opened(path).form == "torch"
+
+
+def test_every_type_of_number_is_read(tmp_path: Path) -> None:
+    made = {
+        kind: np.arange(6, dtype=kind).reshape(2, 3)
+        for kind in ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
+    }
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(
+        file_of({**made, "scalar": np.array(5.0), "empty": np.zeros((0, 3)), "no": np.array([True, False])})
+    )
+    found = {tensor.name: tensor for tensor in opened(path, keep=["f4"]).tensors}
+    assert {found[kind].total for kind in made} == {15}
+    assert all(tensor.is_finite for tensor in found.values())
+    assert found["f4"].values is not None
+    assert found["f4"].values.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["scalar"].shape == ()
+    assert found["empty"].size == 0
+    brain = header({"b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}, b"\x80\x3f\xc0\x7f")  # 1.0 and NaN
+    path.write_bytes(brain)
+    assert not opened(path).tensors[0].is_finite
+
+
+def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = noise((1000, 7), 1)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"w": values}))
+    whole = opened(path, keep=["w"], rows=Rows.of(values[:10])).tensors[0]
+    monkeypatch.setattr(inspection, "_BLOCK", 100)
+    assert opened(path, keep=["w"], rows=Rows.of(values[:10])).tensors[0] == whole
+    assert whole.data_rows == 10
+
+
+# ---------------------------------------------------------------- manifests that cannot be read
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "said"),
+    [
+        ({"pretrainnig": {}}, "pretrainnig", "'pretraining'"),
+        ({"tuning": {"sauce": "public"}}, "tuning.sauce", "'source'"),
+        ({"artifact": {"sha": "0"}}, "artifact.sha", "'sha256'"),
+        ({"version": 2}, "version", "1, the version"),
+        ({"version": None}, "version", "version = 1"),
+        ({"version": True}, "version", "1, the version"),
+        ({"kind": "model"}, "kind", "'weights'"),
+        ({"state": {"retained": "everything"}}, "state.retained", "'dp_only'"),
+        ({"state": {}}, "state", "a table with retained"),
+        ({"state": "dp_only"}, "state", "a table"),
+        ({"artifact": {"sha256": "XYZ"}}, "artifact.sha256", "64 hexadecimal"),
+        ({"population": {"datapoints": 1.5}}, "population.datapoints", "whole number"),
+        ({"population": {"delta": -1}}, "population.delta", "number > 0"),
+        ({"label_space": {"source": "prior", "labels": [1]}}, "label_space.labels", "a list"),
+        ({"charges": [{"event": {"kind": "gaussian"}}]}, "charges[0].event.noise_multiplier", ""),
+        ({"charges": [{"scope": {}}]}, "charges[0]", "event"),
+        ({"charges": [{"event": {"kind": "non_private"}, "evnt": 1}]}, "charges[0].evnt", "'event'"),
+        ({"charges": {}}, "charges", "a list"),
+        ({"mechanism": {"parameters": {}}}, "mechanism.name", "the name"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_or_value_is_refused_with_the_nearest(change: dict[str, Any], path: str, said: str) -> None:
+    document = {name: value for name, value in {**CLEAN, **change}.items() if value is not None}
+    with pytest.raises(InvalidDocument) as problem:
+        manifest_from(document)
+    assert problem.value.argument.startswith(path.partition("[")[0])
+    assert said in str(problem.value)
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 3])
+def test_a_manifest_is_a_table(document: Any) -> None:
+    with pytest.raises(InvalidDocument, match="a table"):
+        manifest_from(document)
+
+
+def test_our_own_runs_need_not_say_what_our_own_program_does() -> None:
+    mechanism = Mechanism(name="dp-sgd", proof_status="proved", adjacencies=("add_remove",))
+    found = audit(Facts(is_ours=True, mechanism=mechanism, declared={"label_space": {"source": "prior"}}))
+    assert codes(found) == {"tuning.undeclared", "artifact.unopened"}

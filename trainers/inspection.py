@@ -1,0 +1,251 @@
+"""Artifacts as they are found: opened and looked at, never loaded or run. No framework is imported.
+
+Whatever is not safetensors is recognised by its first bytes and left alone: pickles, torch archives, NumPy archives. A
+zip archive is told from others by the names in its index alone; nothing in it is ever unpacked. What is read of a
+safetensors file is read in blocks: memory stays flat, however large the file is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accountant.audit.checklist import MAX_ROWS, MIN_REPEATED
+from accountant.audit.contents import Contents, Earlier, Form, Tensor
+from accountant.canonical import from_canonical
+from accountant.errors import AccountantError
+from trainers.safetensors_headers import DTYPES, Malformed, Slot, read_header
+
+MAX_BYTES: Final = 1 << 40
+_BLOCK: Final = 1 << 24
+_MAX_INDEX: Final = 1 << 22  # bytes at the end of an archive that are looked at
+_MAX_MEMBERS: Final = 10_000
+_KEPT: Final = 1 << 24  # numbers of a tensor that a check compares
+#: Where files of other tools name their outputs.
+_LABEL_KEYS: Final = ("labels", "label_names", "classes", "class_names", "id2label", "categories")
+
+
+def opened(path: Path, *, keep: Collection[str] = (), rows: Rows | None = None) -> Contents:
+    """What a file holds. `keep` names tensors whose numbers are wanted; `rows` are data that must not be in it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(_BLOCK):
+            digest.update(piece)
+        known = {"sha256": digest.hexdigest(), "bytes": size}
+        file.seek(0)
+        form = _form(file, size)
+        if form != "safetensors":
+            return Contents(form=form, **known)  # type: ignore[arg-type]  # both are what they should be
+        file.seek(0)
+        try:
+            header = read_header(file, size)
+        except Malformed as problem:
+            return Contents(problem=problem.reason, **known)  # type: ignore[arg-type]
+        facts = _facts(header.metadata)
+        return Contents(
+            tensors=tuple(_tensor(file, slot, keep, rows) for slot in header.slots),
+            metadata=header.metadata,
+            facts=facts,
+            labels=_labels(facts, header.metadata),
+            **known,  # type: ignore[arg-type]
+        )
+
+
+def earlier(release: str, path: Path, *, keep: Collection[str] = ()) -> Earlier | None:
+    """Another release, to compare with; None if its file is not here, or cannot be read."""
+    try:
+        found = opened(path, keep=keep)
+    except OSError:
+        return None
+    rows = [tensor.values for tensor in found.tensors if tensor.values is not None]
+    return Earlier(
+        release=release,
+        digests=frozenset(
+            tensor.digest
+            for tensor in found.tensors
+            if tensor.is_real and not tensor.is_constant and tensor.size >= MIN_REPEATED
+        ),
+        rows=rows[0] if rows else None,
+    )
+
+
+# ---------------------------------------------------------------- which form it has
+
+
+def _form(file: IO[bytes], size: int) -> Form:
+    start = file.read(64)
+    is_pickle = start[:1] == b"\x80" and start[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}
+    if start[8:9] == b"{" and (
+        start[5:8] == bytes(3) or not is_pickle
+    ):  # a length may look like a pickle's first bytes
+        return "safetensors"
+    if start[:4] in {b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08"}:
+        return _archive(file, size)
+    if is_pickle or start[:2] in {b"(d", b"(l", b"c_", b"cp", b"cb"} or start[:6] == b"ctorch":  # protocol 0 and 1
+        return "pickle"
+    for magic, form in _MAGIC.items():
+        if start.startswith(magic):
+            return form
+    return "safetensors" if size < 9 else "other"
+
+
+_MAGIC: Final[Mapping[bytes, Form]] = {
+    b"\x93NUMPY": "npy",
+    b"GGUF": "gguf",
+    b"\x89HDF\r\n\x1a\n": "hdf5",
+    b"\x08\x07\x12": "onnx",
+    b"\x08\x08\x12": "onnx",
+}
+
+
+def _archive(file: IO[bytes], size: int) -> Form:
+    """What a zip archive is, by the names in its index. Nothing is unpacked, so nothing can burst."""
+    tail = min(size, _MAX_INDEX)
+    try:
+        file.seek(size - tail)
+        # The index lies at the end; offsets before it are adjusted by the reader, and no member is opened.
+        with zipfile.ZipFile(io.BytesIO(file.read(tail))) as archive:
+            names = archive.namelist()[:_MAX_MEMBERS]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError):
+        return "archive"
+    if any(name.endswith((".pkl", ".pickle")) for name in names):
+        return "torch"
+    if names and all(name.endswith(".npy") for name in names):
+        return "npz"
+    return "archive"
+
+
+# ---------------------------------------------------------------- tensors
+
+
+class Rows(NamedTuple):
+    """Rows of data as digests of their bytes, for each type that a tensor may have."""
+
+    width: int
+    digests: Mapping[str, frozenset[bytes]]
+
+    @classmethod
+    def of(cls, x: NDArray[Any]) -> Rows:
+        """The rows of an array of any shape; rows of one number, or of equal ones, are nobody's."""
+        flat = x.reshape(len(x), -1)
+        telling = flat[(flat != flat[:, :1]).any(axis=1)] if flat.shape[1] > 1 else flat[:0]
+        return cls(
+            width=flat.shape[1],
+            digests={
+                kind: frozenset(_row_digests(telling.astype(np.dtype(DTYPES[kind])))) for kind in ("F32", "F64", "F16")
+            },
+        )
+
+
+def _row_digests(rows: NDArray[Any]) -> list[bytes]:
+    return [hashlib.sha256(row.tobytes()).digest() for row in np.ascontiguousarray(rows)]
+
+
+def _tensor(file: IO[bytes], slot: Slot, keep: Collection[str], rows: Rows | None) -> Tensor:
+    dtype = np.dtype(DTYPES[slot.dtype])
+    step = _BLOCK // dtype.itemsize * dtype.itemsize
+    compared = rows is not None and slot.dtype in rows.digests and len(slot.shape) > 1
+    if compared:
+        assert rows is not None
+        width = int(np.prod(slot.shape[1:]))
+        compared = width == rows.width
+        step = max(1, step // (width * dtype.itemsize or 1)) * width * dtype.itemsize if compared else step
+    digest = hashlib.sha256(f"{slot.dtype}{list(slot.shape)}".encode())
+    finite, constant, first, same = True, True, None, 0
+    total: int | None = 0
+    kept: list[NDArray[np.float64]] = []
+    file.seek(slot.start)
+    left = slot.stop - slot.start
+    while left:
+        block = file.read(min(left, step))
+        if not block:
+            raise OSError("the file changed while it was read")
+        left -= len(block)
+        digest.update(block)
+        numbers = np.frombuffer(block, dtype=dtype)
+        first = numbers[0] if first is None else first
+        constant = constant and bool((numbers == first).all())
+        values = _widened(numbers, slot.dtype)
+        if values.dtype.kind == "f":
+            finite = finite and bool(np.isfinite(values).all())
+        total = _total(total, values)
+        if compared:
+            assert rows is not None
+            chunk = numbers.reshape(-1, rows.width)
+            same += sum(each in rows.digests[slot.dtype] for each in _row_digests(chunk))
+        if slot.name in keep and sum(each.size for each in kept) < _KEPT:
+            kept.append(values.astype(np.float64))
+    wanted = slot.name in keep and bool(kept) and len(slot.shape) >= 1
+    return Tensor(
+        name=slot.name,
+        dtype=slot.dtype,
+        shape=slot.shape,
+        digest=digest.hexdigest(),
+        is_finite=finite,
+        is_constant=constant,
+        total=total,
+        data_rows=same,
+        values=_as_rows(np.concatenate(kept), slot.shape) if wanted else None,
+    )
+
+
+def _as_rows(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The first rows of a tensor; a vector is one row."""
+    width = int(np.prod(shape[1:])) if len(shape) > 1 else shape[0]
+    whole = len(values) // width if width else 0
+    return values[: whole * width].reshape(whole, width)[:MAX_ROWS]
+
+
+def _widened(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
+    if dtype == "BF16":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers
+
+
+def _total(so_far: int | None, values: NDArray[Any]) -> int | None:
+    """The sum of whole numbers, also of those that are written as floating point; None once one is not whole."""
+    if so_far is None:
+        return None
+    if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
+        return None
+    if values.dtype.kind == "f" and float(np.abs(values).max(initial=0)) > 2**53:
+        return None
+    return so_far + int(values.sum(dtype={"f": np.float64, "u": np.uint64}.get(values.dtype.kind, np.int64)))
+
+
+# ---------------------------------------------------------------- what it says of itself
+
+
+def _facts(metadata: Mapping[str, str]) -> Mapping[str, Any] | None:
+    try:
+        found = from_canonical(metadata["stint"].encode())
+    except (KeyError, AccountantError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _labels(facts: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> list[str] | None:
+    """The names of its outputs, if it says them in one of the usual ways."""
+    told = (facts or {}).get("labels")
+    if isinstance(told, list):
+        return [str(each) for each in told]
+    for key in _LABEL_KEYS:
+        if key in metadata:
+            try:
+                found = json.loads(metadata[key])
+            except (ValueError, RecursionError):
+                found = metadata[key].split(",")
+            if isinstance(found, dict):
+                found = list(found.values())
+            if isinstance(found, list) and all(isinstance(each, str | int) for each in found):
+                return [str(each).strip() for each in found]
+    return None

@@ -1,0 +1,121 @@
+"""The header of a safetensors file that is not trusted: limited before it is parsed, and compared with the file's size.
+
+The form is that of https://huggingface.co/docs/safetensors: eight bytes of length, JSON, then the bytes of all tensors
+without a gap. What does not keep to it is refused, since readers differ in what they make of it: names that come twice,
+tensors that share bytes, bytes that belong to none. Nothing is allocated that the file does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+import numpy as np
+
+MAX_HEADER: Final = 1 << 25
+MAX_TENSORS: Final = 100_000
+MAX_DIMENSIONS: Final = 32
+MAX_SIDE: Final = 1 << 53
+
+#: Types as the file names them, and as NumPy does; BF16 is the upper half of a float32.
+DTYPES: Final[Mapping[str, str]] = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+
+
+class Malformed(Exception):
+    """Why a file is not safetensors: words of a closed list, and nothing of what the file says."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """Where a tensor lies, counted from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a file says of itself."""
+
+    slots: Sequence[Slot]
+    metadata: Mapping[str, str]
+
+
+def read_header(stream: IO[bytes], size: int) -> Header:
+    """The header of a file of this size, whose first byte is next; or `Malformed`."""
+    begin = stream.read(8)
+    length = int.from_bytes(begin, "little")
+    if len(begin) < 8:
+        raise Malformed("it is too short for a header")
+    if length > MAX_HEADER:
+        raise Malformed("its header is longer than 32 MiB")
+    if 8 + length > size:
+        raise Malformed("it ends within its header")
+    try:
+        index = json.loads(stream.read(length), object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise Malformed("its header is no JSON") from None
+    if not isinstance(index, dict):
+        raise Malformed("its header is no object")
+    metadata = index.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise Malformed("its metadata is not text")
+    if len(index) > MAX_TENSORS:
+        raise Malformed("it has more than 100,000 tensors")
+    slots = [_slot(name, tensor, 8 + length, size) for name, tensor in index.items()]
+    _check_bytes(slots, 8 + length, size)
+    return Header(slots=slots, metadata=metadata)
+
+
+def _slot(name: str, tensor: object, origin: int, size: int) -> Slot:
+    match tensor:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(first), int(last)], **rest} if not rest:
+            pass
+        case _:
+            raise Malformed("a tensor has not a dtype, a shape and two offsets")
+    if dtype not in DTYPES:
+        raise Malformed("a tensor is of an unknown type")
+    if len(shape) > MAX_DIMENSIONS or not all(type(side) is int and 0 <= side <= MAX_SIDE for side in shape):
+        raise Malformed("a tensor has an impossible shape")
+    if not 0 <= first <= last or origin + last > size:
+        raise Malformed("a tensor lies outside of the file")
+    if last - first != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
+        raise Malformed("a tensor has more or fewer bytes than its shape says")
+    return Slot(name=name, dtype=dtype, shape=tuple(shape), start=origin + first, stop=origin + last)
+
+
+def _check_bytes(slots: Sequence[Slot], origin: int, size: int) -> None:
+    """Every byte belongs to one tensor."""
+    end = origin
+    for slot in sorted(slots, key=lambda each: (each.start, each.stop)):
+        if slot.start < end:
+            raise Malformed("two tensors share bytes")
+        if slot.start > end:
+            raise Malformed("bytes between its tensors belong to none")
+        end = slot.stop
+    if end != size:
+        raise Malformed("bytes after its tensors belong to none")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Malformed("a name comes twice in its header")
+    return found
+
+
+def _no_number(_text: str) -> Any:
+    raise Malformed("its header is no JSON")
