@@ -304,7 +304,7 @@ class Worker:
         elif became in {"queued", "failed"}:
             await asyncio.to_thread(self._staging.discard, job, token)
             if error is None:
-                self._say(f"{job}: given up, since its population was frozen or closed.")
+                self._say(f"{job}: given up: what it made may not leave, or its population was frozen or closed.")
             else:
                 log = self._staging.log(job, token)
                 self._say(f"{job}: attempt {token} failed: {error}. The worker's own log is {log}.")
@@ -314,30 +314,14 @@ class Worker:
         job, token, error = begun.job, begun.token, outcome.error
         if error is None:
             try:
-<<<<<<< HEAD
                 artifact = self._staging.measured(job, token) | {"uri": uri(begun.release)}
-                return jobs.commit(job=job, token=token, artifact=artifact), None
-=======
-                artifact = self._staging.measured(job, token) | {"uri": self._staging.uri(begun.release)}
                 found = self._found(begun, sha256=artifact["sha256"])
->>>>>>> h2
+                return jobs.commit(job=job, token=token, artifact=artifact, findings=found), None
             except Unreleasable:
                 error = "unreleasable"
             except Exception:  # noqa: BLE001 - whatever keeps it from being looked at keeps it from leaving
                 _log.exception("what attempt %s of %s made could not be checked", token, job)
                 error = "internal"
-<<<<<<< HEAD
-=======
-            else:
-                became = self._decide(begun, jobs.commit(job=job, token=token, artifact=artifact, findings=found))
-                if became == "failed":
-                    self._staging.discard(job, token)
-                    self._say(f"{job}: given up: what it made may not leave, or its population was frozen or closed.")
-                elif became is not None:
-                    self._staging.publish(job, token, begun.release)
-                    self._say(f"{job}: committed as {begun.release}.")
-                return
->>>>>>> h2
         self._staging.discard(job, token)
         return jobs.fail(job=job, token=token, error=error), error
 

@@ -237,13 +237,9 @@ def cancel(*, job: str, by: Actor) -> Decide:
 def commit(*, job: str, token: int, artifact: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Decide:
     """What the current attempt made leaves the house; any other attempt is told that it is too late.
 
-<<<<<<< HEAD
     Asked again by an attempt that did not hear the answer, it changes nothing and answers the same. From a population
-    that was frozen meanwhile nothing leaves: the job fails, and its release is voided.
-=======
-    From a population that was frozen meanwhile nothing leaves, and nothing with a finding for which the policy denies
-    a release: the job fails, and its release is voided.
->>>>>>> h2
+    that was frozen meanwhile nothing leaves, and nothing with a finding for which the policy denies a release: the job
+    fails, and its release is voided.
     """
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
@@ -326,10 +322,17 @@ def _retried_or_failed(
 ) -> Outcome:
     if row["attempt"] < row["attempts"] and error not in _FINAL:
         return _queued_again(connection, row, error)
-    return _failed(book, at, connection, row, error)
+    return _failed(book, at, connection, row, error, evidence)
 
 
-def _failed(book: Book, at: datetime, connection: Connection, row: Mapping[str, Any], error: str | None) -> Outcome:
+def _failed(
+    book: Book,
+    at: datetime,
+    connection: Connection,
+    row: Mapping[str, Any],
+    error: str | None,
+    evidence: Mapping[str, Any] = MappingProxyType({}),
+) -> Outcome:
     _end(connection, row, "failed", at, error=error)
     reason = f"the job failed after {row['attempt']} attempts, and nothing left the worker: {error}"
     bodies = _voided(book, row, reason, evidence)
