@@ -322,7 +322,7 @@ def _retried_or_failed(
 ) -> Outcome:
     if row["attempt"] < row["attempts"] and error not in _FINAL:
         return _queued_again(connection, row, error)
-    return _failed(book, at, connection, row, error, evidence)
+    return _failed(book, at, connection, row, error, evidence=evidence)
 
 
 def _failed(
@@ -331,6 +331,7 @@ def _failed(
     connection: Connection,
     row: Mapping[str, Any],
     error: str | None,
+    *,
     evidence: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     _end(connection, row, "failed", at, error=error)
