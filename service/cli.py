@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from accountant.errors import AccountantError
+from service import evidence_cli
 from service import settings as settings_module
 from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of
 from service.errors import WrongSecrets
@@ -832,3 +833,6 @@ def revoke_key(*, key: str, as_json: bool) -> None:
         _echo_json({"id": key, "revoked": True})
     else:
         click.echo(f"{key} is revoked.")
+
+
+evidence_cli.register(stint)

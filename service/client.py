@@ -419,6 +419,19 @@ class Stint:
         asked: Document = {"population": population, "mechanism": mechanism, "task": task, **proposal}
         return Hold(self, {name: value for name, value in asked.items() if value is not None}, idempotency_key)
 
+    # Evidence
+
+    def certificate(self, release: str) -> bytes:
+        """The signed certificate of a release that left the house: keep the bytes as they are."""
+        return self._content(f"/v1/releases/{_quoted(release)}/certificate")
+
+    def verify_certificate(self, content: bytes) -> Document:
+        """What the service says of a certificate; it needs no key, and knows only its own signatures."""
+        request = self._http.build_request(
+            "POST", "/v1/verify", content=content, headers={"Content-Type": "application/json"}
+        )
+        return self._read(self._send(request, repeatable=True))
+
     # The ledger
 
     def ledger(self, population: str) -> Iterator[Document]:
@@ -525,6 +538,13 @@ class Stint:
 
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
         return self._document("GET", path, query=query)
+
+    def _content(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
+        """An answer as its bytes, which may be signed."""
+        answer = self._send(self._http.build_request("GET", path, params=query), repeatable=True)
+        if not answer.is_success:
+            self._read(answer)
+        return answer.content
 
     def _post(self, path: str, body: Any, *, key: str | None = None, repeatable: bool = True) -> Document:
         return self._document("POST", path, body=body, key=key, repeatable=repeatable)
