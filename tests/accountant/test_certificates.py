@@ -221,7 +221,7 @@ BROKEN: list[tuple[str, bytes, dict[str, Any]]] = [
     ("statement.type", signed(b"[]"), {}),
     ("statement.type", statement_with(lambda d: d.update(_type="https://in-toto.io/Statement/v0.1")), {}),
     ("statement.type", statement_with(lambda d: d.update(more=1)), {}),
-    ("statement.predicate_type", statement_with(lambda d: d.update(predicateType="https://slsa.dev/provenance/v1")), {}),
+    ("statement.predicate_type", statement_with(lambda d: d.update(predicateType="urn:other")), {}),
     ("statement.subject", statement_with(lambda d: d.update(subject=[])), {}),
     ("statement.subject", statement_with(lambda d: d["subject"][0]["digest"].update(sha256="AB" * 32)), {}),
     ("signer.key", statement_with(lambda d: d["predicate"].pop("issuer")), {}),
@@ -395,7 +395,8 @@ def test_what_is_too_much_for_an_engine_is_bounded_by_what_was_charged() -> None
 
 def test_what_is_not_proved_has_no_upper_bound() -> None:
     shown = _alone([PureDP(epsilon=0.5)], status="claimed").to_json()
-    assert (shown["bound"], shown["epsilon_upper"], shown["epsilon_claimed"]) == ("none", None, 0.5)
+    assert (shown["bound"], shown["epsilon_upper"]) == ("none", None)
+    assert 0.499 < shown["epsilon_claimed"] <= 0.5
     assert "upper" not in shown["text"]
     promise = Filter.of(epsilon=1.0, delta=1e-6)
     life = lifelong(promise=promise, unit="user", adjacency="add_remove", accepted=["proved", "refuted", "claimed"])
