@@ -432,6 +432,17 @@ class Stint:
         )
         return self._read(self._send(request, repeatable=True))
 
+    def statement(
+        self, population: str, *, ordinal: int | None = None, key: str | None = None, form: str = "json"
+    ) -> bytes:
+        """What has been released about one person, by ordinal or by key: as `json`, `text` or `html`."""
+        if (ordinal is None) == (key is None):
+            raise ValueError("a statement is about one datapoint: give its ordinal or its key")
+        path = f"/v1/populations/{_quoted(population)}/datapoints"
+        if key is None:
+            return self._content(f"{path}/{ordinal}/statement", {"format": form})
+        return self._content(f"{path}/statement", {"format": form}, body={"key": key})
+
     # The ledger
 
     def ledger(self, population: str) -> Iterator[Document]:
@@ -539,9 +550,10 @@ class Stint:
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
         return self._document("GET", path, query=query)
 
-    def _content(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
+    def _content(self, path: str, query: Mapping[str, str] | None = None, *, body: Any = None) -> bytes:
         """An answer as its bytes, which may be signed."""
-        answer = self._send(self._http.build_request("GET", path, params=query), repeatable=True)
+        method = "GET" if body is None else "POST"
+        answer = self._send(self._http.build_request(method, path, params=query, json=body), repeatable=True)
         if not answer.is_success:
             self._read(answer)
         return answer.content

@@ -1,4 +1,4 @@
-"""Commands for evidence: `stint certificate`, `stint verify-certificate`. `service.cli` registers them.
+"""Commands for evidence: `stint certificate`, `stint verify-certificate`, `stint statement`; `service.cli` has them.
 
 To check a certificate takes its bytes and a public key: no service, no database, no network.
 """
@@ -150,7 +150,31 @@ def _installed(data: Path | None) -> list[bytes]:
     return []
 
 
-COMMANDS: Final[tuple[click.Command, ...]] = (certificate, verify_certificate)
+@click.command()
+@click.argument("population")
+@click.argument("ordinal", required=False, type=click.IntRange(min=0))
+@click.option("--key", help="The datapoint's key instead of its ordinal; - reads it from standard input.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True)
+@_output
+@_json_option
+def statement(*, population: str, ordinal: int | None, key: str | None, form: str, output: str, as_json: bool) -> None:
+    """What has been released about one person, in plain words, to hand to that person."""
+    from service.cli import _client  # noqa: PLC0415
+
+    if (ordinal is None) == (key is None):
+        raise click.UsageError("Give either an ordinal or --key")
+    if key == "-":
+        key = sys.stdin.readline().rstrip("\n")
+    with _client() as client:
+        content = client.statement(population, ordinal=ordinal, key=key, form="json" if as_json else form)
+    written(content, output)
+    if output != "-":
+        click.echo(f"{output}: {len(content):,} bytes")
+    elif form != "text" or as_json:
+        click.echo()
+
+
+COMMANDS: Final[tuple[click.Command, ...]] = (certificate, verify_certificate, statement)
 
 
 def register(group: Any) -> None:

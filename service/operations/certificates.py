@@ -118,7 +118,7 @@ def certificate(database: Database, secrets: Secrets, given: Facts, *, labels_of
                 promise=given.promise,
                 unit=given.unit,
                 adjacency=given.adjacency,
-                accepted=_accepted(database, given.population, last[0]),
+                accepted=accepted(database, given.population, last[0]),
             ).to_json(),
         },
         "mechanism": _mechanism(given.body),
@@ -167,7 +167,7 @@ def proof_status(body: Mapping[str, Any]) -> ProofStatus:
             return "proved"
 
 
-def _accepted(database: Database, population: str, upto: int) -> list[ProofStatus]:
+def accepted(database: Database, population: str, upto: int) -> list[ProofStatus]:
     """Every status of proof that a policy has accepted so far."""
     with database.transaction() as connection:
         bodies = connection.execute(_POLICIES, {"name": population, "upto": upto}).scalars().all()

@@ -142,6 +142,8 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/populations/{population}/datapoints/lookup"): READERS,
     ("POST", "/v1/populations/{population}/datapoints/erase"): OFFICERS,
     ("GET", "/v1/populations/{population}/datapoints/{ordinal}"): READERS,
+    ("GET", "/v1/populations/{population}/datapoints/{ordinal}/statement"): READERS,
+    ("POST", "/v1/populations/{population}/datapoints/statement"): READERS,
     ("POST", "/v1/releases"): PIPELINES,
     ("POST", "/v1/releases/batch"): PIPELINES,
     ("GET", "/v1/releases/{release}/members"): (*READERS, "worker"),

@@ -90,7 +90,7 @@ def test_every_command_explains_itself_and_has_json(words: tuple[str, ...], caps
 def test_the_commands_are_those_of_the_design() -> None:
     wanted = {"run", "serve", "migrate", "demo", "price", "calibrate", "propose", "dry-run", "commit", "void", "verify"}
     assert set(stint.commands) == wanted | {
-        "certificate", "export", "jobs", "keys", "populations", "register", "verify-certificate", "worker",
+        "certificate", "export", "jobs", "keys", "populations", "register", "statement", "verify-certificate", "worker",
     }  # fmt: skip
 
 
