@@ -31,6 +31,7 @@ IsSigned: TypeAlias = Callable[[bytes, bytes, bytes], bool]
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+REPORT_TYPE: Final = "urn:stint:predicate:period-report/v1"
 MAX_BYTES: Final = 2**20
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
@@ -51,6 +52,10 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "signature": "its signature is not genuine: something was changed, or somebody else signed",
         "signer.other": "its signature is genuine, and made with a key that is not trusted",
     }
+)
+#: Why a document that was signed as a whole is refused.
+DOCUMENT_REASONS: Final[Mapping[str, str]] = MappingProxyType(
+    {**REASONS, "document.other": "the document is not the one that was signed: it has another SHA-256"}
 )
 
 
@@ -130,6 +135,27 @@ def open_envelope(given: bytes, *, predicate_type: str, is_signed: IsSigned, tru
     if said != predicate_type:
         raise Refused("statement.predicate_type", f"It is not about {predicate_type}.")
     return Opened(subjects=_subjects(subjects), predicate=predicate, signer=signer, is_trusted=bool(trusted))
+
+
+def document_statement(document: Document, *, predicate_type: str, about: Document, signer: bytes) -> bytes:
+    """The payload of a statement about a whole document, known by the SHA-256 of its canonical bytes."""
+    digest = sha256(canonical(dict(document))).hexdigest()
+    subjects = [subject("document", digest=digest)]
+    return statement(subjects=subjects, predicate_type=predicate_type, predicate=about, signer=signer)
+
+
+def open_document(
+    document: object, given: object, *, predicate_type: str, is_signed: IsSigned, trusted: Collection[bytes] = ()
+) -> Opened:
+    """What an envelope says of a document, or `Refused`; both may come in any spelling of their JSON."""
+    try:
+        spelled, digest = canonical(given), sha256(canonical(document)).hexdigest()
+    except InvalidDocument as problem:
+        raise Refused("envelope.unreadable", f"It cannot be read: expected {problem.expected}.") from None
+    opened = open_envelope(spelled, predicate_type=predicate_type, is_signed=is_signed, trusted=trusted)
+    if [dict(each) for each in opened.subjects] != [subject("document", digest=digest)]:
+        raise Refused("document.other", "The document is not the one that was signed: it has another SHA-256.")
+    return opened
 
 
 def _envelope_parts(given: bytes) -> tuple[bytes, str, bytes]:

@@ -443,6 +443,24 @@ class Stint:
             return self._content(f"{path}/{ordinal}/statement", {"format": form})
         return self._content(f"{path}/statement", {"format": form}, body={"key": key})
 
+    def report(
+        self,
+        *,
+        population: str | None = None,
+        release: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        form: str = "json",
+    ) -> bytes:
+        """Everything about a population for a period, or about one release: signed `json`, or `html` that prints."""
+        if (population is None) == (release is None):
+            raise ValueError("a report is about a population or about a release")
+        query = {"format": form, "from": since, "to": until}
+        asked = {name: value for name, value in query.items() if value is not None}
+        if release is not None:
+            return self._content(f"/v1/releases/{_quoted(release)}/report", asked)
+        return self._content(f"/v1/populations/{_quoted(str(population))}/report", asked)
+
     # The ledger
 
     def ledger(self, population: str) -> Iterator[Document]:

@@ -1,4 +1,4 @@
-"""Commands for evidence: `stint certificate`, `stint verify-certificate`, `stint statement`; `service.cli` has them.
+"""Commands for evidence: certificates, statements and reports, and how to check them offline.
 
 To check a certificate takes its bytes and a public key: no service, no database, no network.
 """
@@ -18,13 +18,25 @@ from service import settings as settings_module
 from service.client import artifact_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from accountant.certificates import Verdict
+    from service.client import Stint
 
 _HEX_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Answer with JSON.")
 _output = click.option(
     "--output", "-o", default="-", metavar="FILE", help="Where to; - is standard output.", show_default=True
 )
+
+_keys = click.option(
+    "--key", "keys", multiple=True, metavar="PUBLIC",
+    help="A public key that you trust: 64 hexadecimal digits, or a file with them or with PEM. May be repeated.",
+)  # fmt: skip
+_trusted_folder = click.option(
+    "--data", type=click.Path(path_type=Path),
+    help="Without --key, trust the installation in this folder (STINT_DATA; ./data), if there is one.",
+)  # fmt: skip
 
 
 def written(content: bytes, output: str) -> None:
@@ -57,15 +69,9 @@ def certificate(*, release: str, output: str, as_json: bool) -> None:
 
 @click.command("verify-certificate")
 @click.argument("file", metavar="FILE|-")
-@click.option(
-    "--key", "keys", multiple=True, metavar="PUBLIC",
-    help="A public key that you trust: 64 hexadecimal digits, or a file with them or with PEM. May be repeated.",
-)  # fmt: skip
+@_keys
 @click.option("--artifact", type=click.Path(), help="The file that the certificate should be about.")
-@click.option(
-    "--data", type=click.Path(path_type=Path),
-    help="Without --key, trust the installation in this folder (STINT_DATA; ./data), if there is one.",
-)  # fmt: skip
+@_trusted_folder
 @_json_option
 def verify_certificate(
     *, file: str, keys: tuple[str, ...], artifact: str | None, data: Path | None, as_json: bool
@@ -174,7 +180,60 @@ def statement(*, population: str, ordinal: int | None, key: str | None, form: st
         click.echo()
 
 
-COMMANDS: Final[tuple[click.Command, ...]] = (certificate, verify_certificate, statement)
+def report(
+    client: Callable[[], Stint], about: str, *, since: str | None, until: str | None, form: str, output: str
+) -> int:
+    """Write a report on a population or a release; how many bytes it has."""
+    is_release = re.fullmatch(r"rel_[0-9A-Z]{26}", about) is not None
+    if is_release and (since is not None or until is not None):
+        raise click.UsageError("A report on a release is of its whole life: leave out --from and --to")
+    named = {"release": about} if is_release else {"population": about, "since": since, "until": until}
+    with client() as opened:
+        content = opened.report(form=form, **named)
+    written(content, output)
+    return len(content)
+
+
+@click.command("verify-report")
+@click.argument("file", metavar="REPORT.json|-")
+@_keys
+@_trusted_folder
+@_json_option
+def verify_report(*, file: str, keys: tuple[str, ...], data: Path | None, as_json: bool) -> int:
+    """Check offline that a report (as JSON) is the one that was signed: exit 0 if so, by a key that you trust."""
+    from accountant import envelopes  # noqa: PLC0415
+    from accountant.errors import Refused  # noqa: PLC0415
+    from service.cli import FINE, NOT_OK, _echo_json, _read_json  # noqa: PLC0415
+    from service.signing import is_signed  # noqa: PLC0415
+
+    trusted = [_key(each) for each in keys] or _installed(data)
+    document = _read_json(file)
+    given = document if isinstance(document, dict) else {}
+    try:
+        opened = envelopes.open_document(
+            given.get("report"),
+            given.get("envelope"),
+            predicate_type=envelopes.REPORT_TYPE,
+            is_signed=is_signed,
+            trusted=trusted,
+        )
+    except Refused as refusal:
+        answer = {"outcome": "broken", "reasons": [{"code": refusal.code, "message": refusal.message}], "signer": None}
+        said = f"Broken: it proves nothing. {refusal.code}: {refusal.message}"
+    else:
+        outcome = "genuine" if opened.is_trusted else "consistent"
+        answer = {"outcome": outcome, "reasons": [], "signer": opened.signer.hex()}
+        period = f"{opened.predicate.get('population')}, {opened.predicate.get('from')} to {opened.predicate.get('to')}"
+        known = "" if opened.is_trusted else ", signer unknown"
+        said = f"{outcome.capitalize()}{known}: the report on {period}, signed with the key {opened.signer.hex()}."
+    if as_json:
+        _echo_json(answer)
+    else:
+        click.echo(said)
+    return FINE if answer["outcome"] == "genuine" else NOT_OK
+
+
+COMMANDS: Final[tuple[click.Command, ...]] = (certificate, verify_certificate, statement, verify_report)
 
 
 def register(group: Any) -> None:

@@ -11,7 +11,7 @@ from accountant.guarantees import Guarantee
 from accountant.ledger import LIFELONG
 from service.operations import readings
 from service.operations.certificates import proof_status
-from service.printed import moment, up
+from service.printed import down, moment, up
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarant
     budget = book.policy.budget
     meters = (
         f"Spent: ε ≤ {up(shown['spent'])}. Held by releases that may still leave: at most {up(shown['held'])} more. "
-        f"Available: a single further release of at most ε = {_down(shown['available'])} would be admitted. Budget: "
+        f"Available: a single further release of at most ε = {down(shown['available'])} would be admitted. Budget: "
         f"ε = {budget.epsilon:g} at δ = {budget.delta:g}. These are readings of a meter, each rounded against us. Each "
         "answers a question of its own, so they need not add up."
     )
@@ -200,11 +200,6 @@ def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarant
         )
         paragraphs.append(f"As odds, what has been spent means: {so_far.meaning()} {CONDITION}")
     return {"title": "How much that is", "paragraphs": paragraphs, "lines": []}
-
-
-def _down(value: float | None) -> str:
-    """What would still be admitted rounds down."""
-    return "∞" if value is None else f"{math.floor(value * 1000) / 1000:g}"
 
 
 def _limits(book: Book) -> dict[str, Any]:

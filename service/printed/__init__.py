@@ -8,6 +8,7 @@ it shows, so that it can be read aloud.
 from __future__ import annotations
 
 import base64
+import math
 import textwrap
 from functools import cache
 from hashlib import sha256
@@ -29,7 +30,8 @@ _WIDTH: Final = 100
 
 def html(template: str, document: Mapping[str, Any]) -> bytes:
     """A document as one HTML file."""
-    page = _environment().get_template(f"{template}.html").render(document=document, style=_style())
+    title = document["report"]["title"] if "report" in document else document["title"]
+    page = _environment().get_template(f"{template}.html").render(document=document, title=title, style=_style())
     return page.encode()
 
 
@@ -77,6 +79,11 @@ def up(value: float | None) -> str:
     return "∞" if value is None else f"{float(rounded_up(value, digits=3)):.3g}"
 
 
+def down(value: float | None) -> str:
+    """What would still be admitted, with three decimals, which is no larger; where there is no limit, infinity."""
+    return "∞" if value is None else f"{math.floor(value * 1000) / 1000:g}"
+
+
 def moment(stamp: str) -> str:
     """A time of the ledger to the second."""
     return f"{stamp[:10]} {stamp[11:19]} UTC"
@@ -99,5 +106,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"up": up, "moment": moment}
+    made.filters |= {"up": up, "down": down, "moment": moment}
     return made

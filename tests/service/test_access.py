@@ -144,6 +144,8 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/v1/populations/{population}/datapoints/{ordinal}"): READERS,
     ("GET", "/v1/populations/{population}/datapoints/{ordinal}/statement"): READERS,
     ("POST", "/v1/populations/{population}/datapoints/statement"): READERS,
+    ("GET", "/v1/populations/{population}/report"): READERS,
+    ("GET", "/v1/releases/{release}/report"): READERS,
     ("POST", "/v1/releases"): PIPELINES,
     ("POST", "/v1/releases/batch"): PIPELINES,
     ("GET", "/v1/releases/{release}/members"): (*READERS, "worker"),

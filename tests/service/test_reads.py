@@ -104,6 +104,8 @@ def test_a_question_that_is_posted_leaves_every_row_as_it_was(service: Local, fu
         ("/v1/advice/label-split", {"epsilon": 1.0, "delta": 1e-6, "class_size": 100, "probability": 0.9}),
         ("/v1/mechanisms/dp-sgd/price", {"parameters": steps}),
         (f"/v1/populations/{name}/datapoints/lookup", {"key": "ada"}),
+        (f"/v1/populations/{name}/datapoints/statement", {"key": "ada"}),
+        ("/v1/verify", {"payload": "", "payloadType": "", "signatures": []}),
         (f"/v1/populations/{name}/ledger/verify", None),
     ):
         call.ok("POST", path, body)
