@@ -34,6 +34,12 @@ PREDICATE_TYPE: Final = "urn:stint:predicate:dp-release/v1"
 ENTRY_ALGORITHM: Final = "stint.entry.v1"
 ALONE: Final = "this release alone, for any one {unit} of the population"
 LIFELONG: Final = "everything ever released about any one {unit} of the population"
+#: On what a guarantee rests that no proof can show.
+DECLARED: Final = "what was run is what was declared"
+ACCEPTED: Final = (
+    "of every release, what was run is what was declared, and policies go on to accept no mechanism that is less than "
+    "{status}"
+)
 Outcome: TypeAlias = Literal["genuine", "consistent", "broken"]
 
 # Beyond these an event is charged by its curve, and the ε of that is what is certified.
@@ -80,6 +86,7 @@ class Certified:
     engine: str
     engine_version: str
     of: str
+    condition: str
 
     def to_json(self) -> dict[str, Any]:
         """As a predicate holds it. What is not proved is no upper bound, and stands under another name."""
@@ -88,6 +95,7 @@ class Certified:
         epsilon = given.epsilon if math.isfinite(given.epsilon) else None
         return {
             "of": self.of,
+            "condition": self.condition,
             "bound": "upper" if proved else "none",
             "epsilon_upper": epsilon if proved else None,
             "epsilon_claimed": None if proved else epsilon,
@@ -117,7 +125,9 @@ def alone(
     guarantee = Guarantee(
         epsilon=epsilon, delta=promise.delta, unit=unit, adjacency=adjacency, proof_status=proof_status
     )
-    return Certified(guarantee=guarantee, engine=engine, engine_version=version, of=ALONE.format(unit=unit))
+    return Certified(
+        guarantee=guarantee, engine=engine, engine_version=version, of=ALONE.format(unit=unit), condition=DECLARED
+    )
 
 
 def _bound(exposure: Exposure, promise: Filter, adjacency: Adjacency, *, by_engine: bool) -> tuple[float, str, str]:
@@ -150,7 +160,13 @@ def lifelong(*, promise: Filter, unit: Unit, adjacency: Adjacency, accepted: Col
         adjacency=adjacency,
         proof_status=next(status for status in order if status in accepted),
     )
-    return Certified(guarantee=guarantee, engine="filter", engine_version="1", of=LIFELONG.format(unit=unit))
+    return Certified(
+        guarantee=guarantee,
+        engine="filter",
+        engine_version="1",
+        of=LIFELONG.format(unit=unit),
+        condition=ACCEPTED.format(status=guarantee.proof_status),
+    )
 
 
 def payload(*, predicate: Document, signer: bytes) -> bytes:
@@ -274,6 +290,7 @@ def _check_guarantee(name: str, given: Document) -> None:
     match given:
         case {
             "of": str(),
+            "condition": str(),
             "engine": str(),
             "engine_version": str(),
             "delta": int() | float() as delta,

@@ -13,7 +13,19 @@ from starlette.exceptions import HTTPException
 
 from accountant.errors import AccountantError
 from service import signing
-from service.api import artifacts, certificates, datapoints, jobs, keys, ledger, mechanisms, populations, releases, reports, system
+from service.api import (
+    artifacts,
+    certificates,
+    datapoints,
+    jobs,
+    keys,
+    ledger,
+    mechanisms,
+    populations,
+    releases,
+    reports,
+    system,
+)
 from service.api.context import Parts
 from service.api.express import Express
 from service.errors import Problem

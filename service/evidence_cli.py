@@ -113,7 +113,10 @@ def _lines(verdict: Verdict, *, checked_artifact: bool) -> list[str]:
         return lines
     release, guarantee, artifact = said["release"], said["guarantee"], said["artifact"]
     lines.append(f"Release {release['id']} of population {release['population']} ({release['status']}).")
-    lines += [f"  {each['text']}: {each['of']}." for each in (guarantee["release"], guarantee["lifelong"])]
+    lines += [
+        f"  {each['text']}: {each['of']}, if {each['condition']}."
+        for each in (guarantee["release"], guarantee["lifelong"])
+    ]
     if artifact is None:
         lines.append("  Nothing is known of what left the house.")
     else:

@@ -88,7 +88,7 @@ def statement(
         "releases_in_all": len(listed),
         "sections": [
             _about(book, ordinal, at),
-            _promise(book, promise.guarantee),
+            _promise(book, promise.guarantee, promise.condition),
             _list(book, listed),
             _so_far(book, shown, reading.spent, promise.guarantee),
             _limits(book),
@@ -136,10 +136,10 @@ def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
     return {"title": "Whom this is about", "paragraphs": paragraphs, "lines": []}
 
 
-def _promise(book: Book, guarantee: Guarantee) -> dict[str, Any]:
+def _promise(book: Book, guarantee: Guarantee, condition: str) -> dict[str, Any]:
     promised = (
         f"For life, everything that is ever released about one {book.unit} of this population is to stay within "
-        f"{guarantee}. The smaller ε is, the less anybody can find out."
+        f"{guarantee}, if {condition}. The smaller ε is, the less anybody can find out."
     )
     return {"title": "What was promised", "paragraphs": [promised, guarantee.meaning()], "lines": []}
 

@@ -309,7 +309,7 @@ def _paths(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 def test_a_signer_who_writes_nonsense_is_answered_with_a_reason_and_no_exception(value: Any) -> None:
     """Every value of the statement in turn, signed by the trusted key: what must be proved cannot be left out."""
     whole = json.loads(certificates.payload(predicate=predicate_of(), signer=public(OURS)))
-    free = {"mechanism", "charges", "policy", "findings", "release", "text", "of", "engine", "engine_version",
+    free = {"mechanism", "charges", "policy", "findings", "release", "text", "of", "condition", "engine", "engine_version",
             "epsilon_claimed", "at", "artifact", "label_space"}  # fmt: skip
     for path in _paths(whole):
         document = json.loads(canonical(whole))

@@ -205,12 +205,12 @@ def test_a_checkpoint_is_made_once_if_none_covers_the_release(house: House, name
     assert house.auditor.post(f"/v1/populations/{name}/ledger/verify")["ok"]
 
 
-def _planted(house: House, name: str, **changes: Any) -> str:
+def _planted(house: House, name: str, *, hold_seconds: int | None = 60, **changes: Any) -> str:
     """A release whose hold was written by another version."""
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         charge = {"scope": {"ranges": [[0, 10]]}, "event": {"kind": "gaussian", "noise_multiplier": 30.0}}
-        proposal = releases.Proposal(kind="weights", charges=[charge], hold_seconds=60, declared={})
+        proposal = releases.Proposal(kind="weights", charges=[charge], hold_seconds=hold_seconds, declared={})
         outcome = releases.propose(proposal)(book, at, connection)
         [body] = outcome.bodies
         for part in body["parts"]:
@@ -227,6 +227,9 @@ def test_an_entry_of_an_older_version_is_certified(house: House) -> None:
     name = house.population(20, epsilon=3.0)
     said = genuine(house, certificate(house, _planted(house, name)), artifact_sha256=SHA)
     assert said["guarantee"]["release"]["epsilon_upper"] > 0
+    assert said["release"]["run_by"] == "pipeline"
+    job = _planted(house, name, hold_seconds=None)  # the hold of a job has no end
+    assert genuine(house, certificate(house, job))["release"]["run_by"] == "worker"
 
 
 # ---------------------------------------------------------------- strangers
