@@ -40,7 +40,7 @@ _ENTRIES = text(
 _SIZE = text("SELECT number FROM population WHERE name = :name")
 _RELEASE = text("SELECT number, hash, body FROM entry WHERE release = :release ORDER BY number")
 _CHECKPOINTS = text(
-    "SELECT number, at, payload, signature, public_key FROM checkpoint "
+    "SELECT number, at, payload, signature, public_key, count(*) OVER () AS in_all FROM checkpoint "
     "WHERE at >= CAST(:since AS timestamptz) AND at < CAST(:until AS timestamptz) ORDER BY number DESC LIMIT 1000"
 )
 METHOD: Final = (
@@ -147,6 +147,8 @@ def of_population(
             ended.append(document["release"])
     if book is None:
         raise Problem("invalid", f"Population {population!r} did not exist before {last}.", "to")
+    if not begun:  # nothing happened
+        start = budgets(book, now)
     promise = certified.lifelong(promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=accepted)
     return {
         "title": f"Report on population {population}",
@@ -170,7 +172,7 @@ def of_population(
         "entries": entries,
         "findings": [],
         **_certificates(ended, certify),
-        "checkpoints": _checkpoints(database, first or book.created_at, last),
+        **_checkpoints(database, first or book.created_at, last),
         "method": [sentence.format(unit=book.unit) for sentence in METHOD],
         "not_shown": list(NOT_SHOWN),
     }
@@ -208,6 +210,7 @@ def of_release(
         "findings": [],
         **_certificates([release] if known.status in CERTIFIED else [], certify),
         "checkpoints": [],
+        "checkpoints_in_all": 0,
         "method": [sentence.format(unit=book.unit) for sentence in METHOD],
         "not_shown": list(NOT_SHOWN),
     }
@@ -367,10 +370,11 @@ def _certificates(ended: Sequence[str], certify: Certify) -> dict[str, Any]:
     return {"certificates": found, "certificates_in_all": len(ended)}
 
 
-def _checkpoints(database: Database, since: str, until: str) -> list[dict[str, Any]]:
+def _checkpoints(database: Database, since: str, until: str) -> dict[str, Any]:
+    """The newest of the period, oldest first, and how many there were."""
     with database.transaction() as connection:
         rows = connection.execute(_CHECKPOINTS, {"since": since, "until": until}).all()
-    return [
+    listed = [
         {
             "number": row.number,
             "at": stamp(row.at),
@@ -380,3 +384,4 @@ def _checkpoints(database: Database, since: str, until: str) -> list[dict[str, A
         }
         for row in reversed(rows)
     ]
+    return {"checkpoints": listed, "checkpoints_in_all": rows[0].in_all if rows else 0}

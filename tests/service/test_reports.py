@@ -104,6 +104,15 @@ def test_budgets_stand_as_they_stood(house: House, story: dict[str, Any]) -> Non
     assert report(house, story["name"])["report"]["budgets"]["end"]["worst_off"] == live["worst_off"]
 
 
+def test_a_period_in_which_nothing_happened_begins_as_it_ends(house: House, story: dict[str, Any]) -> None:
+    said = report(house, story["name"], **{"from": now()})["report"]
+    assert (said["entries"], said["decisions"], said["certificates"]) == ([], [], [])
+    assert said["budgets"]["start"] == said["budgets"]["end"]
+    assert [each["version"] for each in said["policies"]] == [2]
+    page = house.auditor.ask("GET", f"/v1/populations/{story['name']}/report", params={"from": now(), "format": "html"})
+    assert "Nothing was proposed." in well_made(page.text).text
+
+
 def test_the_certificates_are_those_that_the_service_gives(house: House, story: dict[str, Any]) -> None:
     for each in of_the_middle(house, story)["report"]["certificates"]:
         content = house.auditor.ask("GET", f"/v1/releases/{each['release']}/certificate", status=200).content
