@@ -35,10 +35,9 @@ ENTRY_ALGORITHM: Final = "stint.entry.v1"
 ALONE: Final = "this release alone, for any one {unit} of the population"
 LIFELONG: Final = "everything ever released about any one {unit} of the population"
 #: On what a guarantee rests that no proof can show.
-DECLARED: Final = "what was run is what was declared"
+DECLARED: Final = "it was run as it was declared"
 ACCEPTED: Final = (
-    "of every release, what was run is what was declared, and policies go on to accept no mechanism that is less than "
-    "{status}"
+    "every release is run as it was declared, and no policy accepts a mechanism that is less than {status}"
 )
 Outcome: TypeAlias = Literal["genuine", "consistent", "broken"]
 
