@@ -19,7 +19,7 @@ from service.operations import evidence
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from accountant.events import Adjacency
     from accountant.filters import Filter
@@ -81,11 +81,18 @@ def facts(book: Book, release: str, body: Mapping[str, Any]) -> Facts:
     )
 
 
-def certificate(database: Database, secrets: Secrets, given: Facts, *, labels_of: Callable[[str], str | None]) -> bytes:
+def certificate(
+    database: Database,
+    secrets: Secrets,
+    given: Facts,
+    *,
+    labels_of: Callable[[str], str | None],
+    findings: Sequence[Mapping[str, Any]] = (),
+) -> bytes:
     """The signed certificate, as the bytes of its envelope. Asked again, they are the same.
 
-    `labels_of` finds the digest of a label set by the release that told it. The engines may take seconds, and so this
-    asks for no book.
+    `labels_of` finds the digest of a label set by the release that told it; `findings` are what audits recorded of this
+    one. The engines may take seconds, and so this asks for no book.
     """
     release = given.known.id
     with database.transaction() as connection:
@@ -135,7 +142,7 @@ def certificate(database: Database, secrets: Secrets, given: Facts, *, labels_of
         },
         "artifact": None if artifact is None else {"sha256": artifact["sha256"], "bytes": artifact.get("bytes")},
         "label_space": _label_space(given.body, labels_of),
-        "findings": [],
+        "findings": [dict(each) for each in findings],
         "ledger": proved,
     }
     payload = certificates.payload(predicate=predicate, signer=secrets.public_key)

@@ -105,7 +105,14 @@ class _Log:
 
 
 def of_population(
-    database: Database, population: str, *, since: datetime | None, until: datetime, now: datetime, certify: Certify
+    database: Database,
+    population: str,
+    *,
+    since: datetime | None,
+    until: datetime,
+    now: datetime,
+    certify: Certify,
+    findings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The report on a population from `since` (its beginning, if none is said) until, and without, `until`.
 
@@ -170,7 +177,7 @@ def of_population(
         "decisions": decisions,
         "refusals": sum(each["outcome"] == "denied" for each in decisions),
         "entries": entries,
-        "findings": [],
+        "findings": [dict(each) for each in findings],
         **_certificates(ended, certify),
         **_checkpoints(database, first or book.created_at, last),
         "method": [sentence.format(unit=book.unit) for sentence in METHOD],
@@ -179,7 +186,14 @@ def of_population(
 
 
 def of_release(
-    database: Database, book: Book, release: str, *, accepted: Sequence[ProofStatus], now: datetime, certify: Certify
+    database: Database,
+    book: Book,
+    release: str,
+    *,
+    accepted: Sequence[ProofStatus],
+    now: datetime,
+    certify: Certify,
+    findings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The report on one release: what was asked, what was decided and why, and what became of it."""
     with database.transaction() as connection:
@@ -207,7 +221,7 @@ def of_release(
         "decisions": [_decision(documents[0][2], documents[0][0])],
         "refusals": int(known.status == "denied"),
         "entries": [_entry(book, number, digest, document) for number, digest, document in documents],
-        "findings": [],
+        "findings": [dict(each) for each in findings],
         **_certificates([release] if known.status in CERTIFIED else [], certify),
         "checkpoints": [],
         "checkpoints_in_all": 0,

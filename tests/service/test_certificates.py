@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import resource
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
@@ -344,12 +344,13 @@ def test_to_check_offline_takes_less_than_a_second_and_none_of_the_service(
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     words = ["verify-certificate", str(file), "--key", house.parts.secrets.public_key.hex()]
-    seconds = []
-    for _ in range(3):  # the best of three: the machine may be busy
-        started = time.perf_counter()
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, check=False
         )
-        seconds.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0, done.stderr
-    assert min(seconds) < 1.0, seconds
+        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(spent) < 1.0, spent  # of a processor: how long that takes by the clock is up to what else runs

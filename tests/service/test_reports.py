@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_budgets_stand_as_they_stood(house: House, story: dict[str, Any]) -> Non
     assert said["end"]["worst_off"]["held"] == 0  # what is held was proposed later
     live = house.auditor.get(f"/v1/populations/{story['name']}/budget")
     assert report(house, story["name"])["report"]["budgets"]["end"]["worst_off"] == live["worst_off"]
+
+
+def test_periods_that_follow_one_another_leave_nothing_out(house: House, story: dict[str, Any]) -> None:
+    edges = [None, story["middle"], story["end"], None]
+    parts = [
+        report(house, story["name"], **{key: at for key, at in (("from", one), ("to", other)) if at})["report"]
+        for one, other in pairwise(edges)
+    ]
+    whole = report(house, story["name"])["report"]
+    for name in ("entries", "decisions", "certificates"):
+        assert [each for part in parts for each in part[name]] == whole[name]
+    for before, after in pairwise(parts):
+        assert before["budgets"]["end"] == after["budgets"]["start"]
+    assert parts[-1]["budgets"]["end"] == whole["budgets"]["end"]
 
 
 def test_a_period_in_which_nothing_happened_begins_as_it_ends(house: House, story: dict[str, Any]) -> None:
