@@ -19,6 +19,7 @@ from accountant import certificates, chain, envelopes
 from accountant.canonical import canonical
 from accountant.certificates import REASONS, alone, exposure, lifelong, verify
 from accountant.engines import account
+from accountant.errors import InvalidInput, Refused
 from accountant.events import Composed, Gaussian, PureDP, Repeated
 from accountant.filters import Filter
 from accountant.merkle import inclusion_proof, leaf_hash
@@ -346,6 +347,41 @@ def test_any_document_gets_a_verdict(document: Any, part: Any) -> None:
     assert code_of(signed(canonical(document))) in REASONS
     assert code_of(certificate(lambda d: d.update(ledger=part))) in REASONS
     assert code_of(certificate(lambda d: d["guarantee"].update(release=part))) in REASONS
+
+
+# ---------------------------------------------------------------- whole documents
+
+
+@given(json_values.map(lambda each: {"report": each}), json_values)
+def test_a_document_is_the_one_that_was_signed_or_refused(document: dict[str, Any], other: Any) -> None:
+    kind = envelopes.REPORT_TYPE
+    payload = envelopes.document_statement(document, predicate_type=kind, about={"kind": "x"}, signer=public(OURS))
+    envelope = json.loads(signed(payload))
+
+    def code(document: Any, envelope: Any, trusted: list[bytes]) -> str | bool:
+        try:
+            opened = envelopes.open_document(
+                document, envelope, predicate_type=kind, is_signed=is_signed, trusted=trusted
+            )
+        except Refused as refusal:
+            assert refusal.code in envelopes.DOCUMENT_REASONS
+            return refusal.code
+        return opened.is_trusted
+
+    assert code(document, envelope, [public(OURS)]) is True
+    assert code(document, envelope, []) is False
+    assert code(document, envelope, [public(THEIRS)]) == "signer.other"
+    assert code({**document, "more": 1}, envelope, [public(OURS)]) == "document.other"
+    assert code(document, json.loads(GENUINE), [public(OURS)]) == "statement.predicate_type"
+    assert isinstance(code(document, other, [public(OURS)]), str)
+    assert code(object(), envelope, [public(OURS)]) == "envelope.unreadable"
+
+
+def test_a_statement_is_about_something_that_has_a_digest() -> None:
+    with pytest.raises(InvalidInput, match="about something"):
+        envelopes.statement(subjects=[], predicate_type="urn:x", predicate={}, signer=public(OURS))
+    with pytest.raises(InvalidInput, match="hexadecimal"):
+        envelopes.subject("artifact", digest="AB" * 32)
 
 
 # ---------------------------------------------------------------- what is certified is proved
