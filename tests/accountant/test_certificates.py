@@ -364,8 +364,7 @@ def test_a_document_is_the_one_that_was_signed_or_refused(document: dict[str, An
                 document, envelope, predicate_type=kind, is_signed=is_signed, trusted=trusted
             )
         except Refused as refusal:
-            assert refusal.code in envelopes.DOCUMENT_REASONS
-            return refusal.code
+            return envelopes.DOCUMENT_REASONS[refusal.code] and refusal.code
         return opened.is_trusted
 
     assert code(document, envelope, [public(OURS)]) is True
