@@ -735,6 +735,16 @@ def _cost_from(document: Document) -> Cost:
     return Cost(rho=tuple(map(int, document["rho"].split())), delta=int(document["delta"]))
 
 
+def spending_of(document: Document, touch: str) -> dict[str, Cost]:
+    """What a hold took, in each ledger, from whoever was touched by just these of its charges."""
+    return {
+        ledger: _cost_from(cost)
+        for part in document["parts"]
+        if part["touch"] == touch
+        for ledger, cost in part["spending"].items()
+    }
+
+
 def _collapsed_to(collapsed: Collapsed) -> Body:
     return {
         "epsilon": collapsed.epsilon,

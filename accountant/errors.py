@@ -5,6 +5,7 @@
     │   └── InvalidDocument                 a document is not an event, or not in canonical form
     ├── BrokenChain                         a stored entry does not follow from the one before
     ├── BrokenProof                         a Merkle proof does not show what it should
+    ├── Refused                             a signed statement, or what it says, cannot be relied on
     ├── Unattainable                        no parameter of the asked kind fits
     └── UnknownRelease (also a LookupError) no open hold has this name
 
@@ -64,6 +65,14 @@ class BrokenProof(AccountantError):
 
     def __init__(self, shown: str) -> None:
         super().__init__(f"the proof fails: {shown}. Ask for it again, and if it fails again, do not trust the log")
+
+
+class Refused(AccountantError):
+    """A signed statement, or what it says, is refused; `code` is stable, `message` says what was found."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code, self.message = code, message
+        super().__init__(f"{code}: {message}")
 
 
 class Unattainable(AccountantError):

@@ -13,7 +13,19 @@ from starlette.exceptions import HTTPException
 
 from accountant.errors import AccountantError
 from service import signing
-from service.api import artifacts, datapoints, jobs, keys, ledger, mechanisms, populations, releases, system
+from service.api import (
+    artifacts,
+    certificates,
+    datapoints,
+    jobs,
+    keys,
+    ledger,
+    mechanisms,
+    populations,
+    releases,
+    reports,
+    system,
+)
 from service.api.context import Parts
 from service.api.express import Express
 from service.errors import Problem
@@ -98,6 +110,8 @@ def create_app(parts: Parts) -> FastAPI:
         populations,
         datapoints,
         ledger,
+        certificates,
+        reports,
         mechanisms,
         keys,
         system,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from accountant.errors import AccountantError
-from service import audit_cli
+from service import audit_cli, evidence_cli
 from service import settings as settings_module
 from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of
 from service.errors import WrongSecrets
@@ -748,14 +748,36 @@ def _verified_offline(names: Sequence[str], database: str | None, data: Path | N
 
 
 @stint.command()
-@click.argument("population")
-@click.option("--format", "form", type=click.Choice(["ndjson", "csv"]), default="ndjson", show_default=True)
+@click.argument("population", metavar="POPULATION|RELEASE")
+@click.option(
+    "--format", "form", type=click.Choice(["ndjson", "csv", "json", "html"]),
+    help="ndjson (complete; the default) or csv; of a report json (signed; the default) or html.",
+)  # fmt: skip
+@click.option("--report", is_flag=True, help="A report for a period, or on one release, instead of the ledger.")
+@click.option(
+    "--from", "since", metavar="TIME", help="Where the period of a report begins: 2026-01-01, or with a time."
+)
+@click.option("--to", "until", metavar="TIME", help="Where it ends; now, if left out.")
 @click.option("--output", "-o", default="-", metavar="FILE", help="Where to; - is standard output.", show_default=True)
 @_json_option
-def export(*, population: str, form: Any, output: str, as_json: bool) -> None:
-    """The whole ledger of a population as a file. NDJSON is complete; CSV is for reading."""
+def export(
+    *, population: str, form: Any, report: bool, since: str | None, until: str | None, output: str, as_json: bool
+) -> None:
+    """The whole ledger of a population as a file, or a report on a population or a release.
+
+    NDJSON is complete; CSV is for reading.
+    """
     if as_json and output == "-":
         raise click.UsageError("--json needs a file to export to: --output FILE")
+    form = form or ("json" if report else "ndjson")
+    if (form in {"json", "html"}) is not report:
+        raise click.UsageError("ndjson and csv are forms of the ledger, json and html of a --report")
+    if report:
+        written = evidence_cli.report(_client, population, since=since, until=until, form=form, output=output)
+        _show_exported(population, form, output, written, as_json=as_json)
+        return
+    if since is not None or until is not None:
+        raise click.UsageError("--from and --to belong to --report")
     written = 0
     with _client() as client, client.export(population, form=form) as pieces:
         target = sys.stdout.buffer if output == "-" else Path(output).open("wb")  # noqa: SIM115 - closed below
@@ -767,6 +789,10 @@ def export(*, population: str, form: Any, output: str, as_json: bool) -> None:
         finally:
             if output != "-":
                 target.close()
+    _show_exported(population, form, output, written, as_json=as_json)
+
+
+def _show_exported(population: str, form: str, output: str, written: int, *, as_json: bool) -> None:
     if as_json:
         _echo_json({"population": population, "format": form, "file": output, "bytes": written})
     elif output != "-":
@@ -841,3 +867,6 @@ def revoke_key(*, key: str, as_json: bool) -> None:
         _echo_json({"id": key, "revoked": True})
     else:
         click.echo(f"{key} is revoked.")
+
+
+evidence_cli.register(stint)

@@ -432,6 +432,48 @@ class Stint:
         asked: Document = {"population": population, "mechanism": mechanism, "task": task, **proposal}
         return Hold(self, {name: value for name, value in asked.items() if value is not None}, idempotency_key)
 
+    # Evidence
+
+    def certificate(self, release: str) -> bytes:
+        """The signed certificate of a release that left the house: keep the bytes as they are."""
+        return self._content(f"/v1/releases/{_quoted(release)}/certificate")
+
+    def verify_certificate(self, content: bytes) -> Document:
+        """What the service says of a certificate; it needs no key, and knows only its own signatures."""
+        request = self._http.build_request(
+            "POST", "/v1/verify", content=content, headers={"Content-Type": "application/json"}
+        )
+        return self._read(self._send(request, repeatable=True))
+
+    def statement(
+        self, population: str, *, ordinal: int | None = None, key: str | None = None, form: str = "json"
+    ) -> bytes:
+        """What has been released about one person, by ordinal or by key: as `json`, `text` or `html`."""
+        if (ordinal is None) == (key is None):
+            raise ValueError("a statement is about one datapoint: give its ordinal or its key")
+        path = f"/v1/populations/{_quoted(population)}/datapoints"
+        if key is None:
+            return self._content(f"{path}/{ordinal}/statement", {"format": form})
+        return self._content(f"{path}/statement", {"format": form}, body={"key": key})
+
+    def report(
+        self,
+        *,
+        population: str | None = None,
+        release: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        form: str = "json",
+    ) -> bytes:
+        """Everything about a population for a period, or about one release: signed `json`, or `html` that prints."""
+        if (population is None) == (release is None):
+            raise ValueError("a report is about a population or about a release")
+        query = {"format": form, "from": since, "to": until}
+        asked = {name: value for name, value in query.items() if value is not None}
+        if release is not None:
+            return self._content(f"/v1/releases/{_quoted(release)}/report", asked)
+        return self._content(f"/v1/populations/{_quoted(str(population))}/report", asked)
+
     # The ledger
 
     def ledger(self, population: str) -> Iterator[Document]:
@@ -538,6 +580,14 @@ class Stint:
 
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
         return self._document("GET", path, query=query)
+
+    def _content(self, path: str, query: Mapping[str, str] | None = None, *, body: Any = None) -> bytes:
+        """An answer as its bytes, which may be signed."""
+        method = "GET" if body is None else "POST"
+        answer = self._send(self._http.build_request(method, path, params=query, json=body), repeatable=True)
+        if not answer.is_success:
+            self._read(answer)
+        return answer.content
 
     def _post(self, path: str, body: Any, *, key: str | None = None, repeatable: bool = True) -> Document:
         return self._document("POST", path, body=body, key=key, repeatable=repeatable)

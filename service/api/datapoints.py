@@ -9,9 +9,10 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Annotated, Any, BinaryIO
+from datetime import UTC, datetime
+from typing import Annotated, Any, BinaryIO, Literal
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from sqlalchemy import text
@@ -20,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from accountant.book import Book
 from accountant.canonical import from_canonical
 from accountant.errors import InvalidInput
-from service import parquet
+from service import parquet, printed
 from service.api.context import (
     IdempotencyKey,
     Officer,
@@ -33,10 +34,10 @@ from service.api.context import (
 )
 from service.api.populations import Population
 from service.errors import Problem
-from service.operations import datapoints
+from service.operations import certificates, datapoints, statements
 from service.operations.keys import Actor
 from service.schemas import Key, NewDatapoints
-from service.store.writer import Answer
+from service.store.writer import Answer, stamp
 
 router = APIRouter(prefix="/v1/populations/{population}/datapoints", tags=["datapoints"])
 
@@ -56,6 +57,17 @@ _BODY = {
         },
     }
 }
+_FORMS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The statement",
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/plain": {"schema": {"type": "string"}},
+            "text/html": {"schema": {"type": "string"}},
+        },
+    }
+}
+Form = Annotated[Literal["json", "text", "html"], Query(alias="format")]
 _BODIES = text(
     "SELECT body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
     "AND number = ANY(:numbers) ORDER BY number"
@@ -256,30 +268,24 @@ def get(
 
 def _shown(parts: Service, population: str, ordinal: int) -> dict[str, Any]:
     with parts.books.read(population) as book:
-        if ordinal >= book.size:
-            raise Problem("not-found", f"{population!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
-        # Whom a release touched is in memory unless that is large.
-        numbers = [
-            release.number
-            for release in book.releases.values()
-            if release.status != "denied"
-            and (release.touched is None or any(ordinal in scope for _, scope in release.touched))
-        ]
-        charges = []
-        with parts.database.transaction() as connection:
-            rows = connection.execute(_BODIES, {"name": population, "numbers": numbers})
-            for body in rows.scalars():
-                charges += _charges(book, from_canonical(bytes(body)), ordinal)
+        charges = [each for body in _bodies(parts, book, ordinal) for each in _charges(book, body, ordinal)]
         return datapoints.shown(book, ordinal, charges)
+
+
+def _bodies(parts: Service, book: Book, ordinal: int) -> list[dict[str, Any]]:
+    """The entries of releases that may have touched a datapoint."""
+    if ordinal >= book.size:
+        raise Problem("not-found", f"{book.name!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
+    numbers = [release.number for release in statements.touching(book, ordinal)]
+    with parts.database.transaction() as connection:
+        rows = connection.execute(_BODIES, {"name": book.name, "numbers": numbers})
+        return [from_canonical(bytes(body)) for body in rows.scalars()]
 
 
 def _charges(book: Book, document: dict[str, Any], ordinal: int) -> list[dict[str, Any]]:
     """What this release charged to the datapoint; nothing if it was trimmed."""
     release = book.releases[document["release"]]
-    touched = release.touched
-    if touched is None:
-        touched = tuple((part.touch.decode(), part.scope) for part in book.held_from(document).parts)
-    touch = next((numbers.split(",") for numbers, scope in touched if ordinal in scope), [])
+    touch = statements.touch_of(book, document, ordinal)
     return [
         {
             "release": release.id,
@@ -288,5 +294,49 @@ def _charges(book: Book, document: dict[str, Any], ordinal: int) -> list[dict[st
             "at": release.at,
             "event": document["charges"][int(number)]["event"],
         }
-        for number in touch
+        for number in ([] if touch is None else touch.split(","))
     ]
+
+
+# ---------------------------------------------------------------- statements
+
+
+@router.get(
+    "/{ordinal}/statement",
+    responses={**problems("not-found"), **_FORMS},
+    response_class=Response,
+    summary="What has been released about one person, in plain words",
+)
+def statement(
+    population: Population,
+    ordinal: Annotated[int, Path(ge=0, lt=2**32)],
+    parts: Service,
+    _actor: Reader,
+    form: Form = "json",
+) -> Response:
+    """To hand to that person: every release that may have used their data, what it costs at most, and what that means
+    as attack odds. As JSON, as text or as HTML that prints."""
+    return _stated(parts, population, ordinal, form)
+
+
+@router.post(
+    "/statement",
+    responses={**problems("not-found", "gone"), **_FORMS},
+    response_class=Response,
+    summary="The same, by key",
+)
+async def statement_by_key(
+    population: Population, wanted: Key, parts: Service, _actor: Reader, form: Form = "json"
+) -> Response:
+    """The key is in the body, since addresses are logged."""
+    digest = datapoints.digest(parts.secrets.datapoints, population, wanted.key)
+    ordinal = await run_in_threadpool(datapoints.find, parts.database, population, digest)
+    return await run_in_threadpool(_stated, parts, population, ordinal, form)
+
+
+def _stated(parts: Service, population: str, ordinal: int, form: str) -> Response:
+    with parts.books.read(population) as book:
+        bodies = _bodies(parts, book, ordinal)
+        accepted = certificates.accepted(parts.database, population, book.number)
+        document = statements.statement(book, ordinal, bodies, accepted=accepted, at=stamp(datetime.now(UTC)))
+    return printed.answer("statement", document, form)

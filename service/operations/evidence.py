@@ -29,7 +29,7 @@ from service.store.writer import Answer, Decide, Outcome, stamp
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -50,8 +50,19 @@ _CHECKPOINTS = text(f"{_ALL} ORDER BY number")
 _CHECKPOINT = text(f"{_ALL} WHERE number = :number")
 _NEWEST = text(f"{_ALL} ORDER BY number DESC LIMIT 1000")
 _LAST = text("SELECT heads FROM checkpoint ORDER BY number DESC LIMIT 1")
+# Clocks of several processes may differ, and a clock may go back: then the newest of all covers what there is.
+_SINCE = text(
+    "SELECT number, at, payload, signature, public_key, heads FROM checkpoint "
+    "WHERE at >= CAST(:at AS timestamptz) - interval '1 hour' "
+    "OR number = (SELECT max(number) FROM checkpoint) ORDER BY number"
+)
+_CHECKPOINT_LOCK = 0x5717_7C4B  # so that many who miss a checkpoint at once make one
 _LOG = text(
     "SELECT number, previous, hash, kind, release, at, body FROM entry "
+    "WHERE population_id = (SELECT id FROM population WHERE name = :name) AND number <= :upto ORDER BY number"
+)
+_HASHES = text(
+    "SELECT hash FROM entry "
     "WHERE population_id = (SELECT id FROM population WHERE name = :name) AND number <= :upto ORDER BY number"
 )
 _POPULATION = text("SELECT id, number, hash, root FROM population WHERE name = :name")
@@ -146,21 +157,60 @@ def _shown(number: int, row: Any) -> dict[str, Any]:
     }
 
 
+def covering(database: Database, secrets: Secrets, *, population: str, number: int, at: str) -> dict[str, Any]:
+    """The first checkpoint under this installation's key that saw an entry; if there is none yet, it is made now.
+
+    `at` is the entry's time. Asked again, the answer is the same.
+    """
+    with database.transaction() as connection:
+        if (found := _covering(connection, secrets, population, number, at)) is not None:
+            return found
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CHECKPOINT_LOCK})
+        found = _covering(connection, secrets, population, number, at)
+        return found or _sign(connection, secrets, _heads(connection), datetime.now(UTC))
+
+
+def _covering(connection: Connection, secrets: Secrets, population: str, number: int, at: str) -> dict[str, Any] | None:
+    with connection.execute(_SINCE, {"at": at}, execution_options={"yield_per": 10}) as rows:
+        for row in rows.mappings():
+            shown = _shown(row["number"], row)
+            if bytes(row["public_key"]) == secrets.public_key and any(
+                each["population"] == population and each["number"] >= number for each in shown["heads"]
+            ):
+                return shown
+    return None
+
+
 def prove(database: Database, *, population: str, number: int, checkpoint: int) -> dict[str, Any]:
     """What shows an outsider that an entry is in the ledger that a checkpoint saw."""
     seen = one_checkpoint(database, checkpoint)
-    heads = [_head_from(each) for each in seen["heads"]]
-    head = next((each for each in heads if each.population == population), None)
-    if head is None or not 1 <= number <= head.number:
+    head = next((each for each in seen["heads"] if each["population"] == population), None)
+    if head is None or not 1 <= number <= head["number"]:
         raise Problem("invalid", f"Checkpoint {checkpoint} did not see entry {number} of {population!r}.", "checkpoint")
+    proved = prove_entries(database, population=population, numbers=[number], seen=seen)
+    return {"population": population, **proved["entries"][0], **{k: v for k, v in proved.items() if k != "entries"}}
+
+
+def prove_entries(
+    database: Database, *, population: str, numbers: Sequence[int], seen: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Several entries under the head of their population, and that under a checkpoint which saw them."""
+    heads = [_head_from(each) for each in seen["heads"]]
+    head = next(each for each in heads if each.population == population)
     with database.transaction() as connection:
-        hashes = [bytes(row.hash) for row in connection.execute(_LOG, {"name": population, "upto": head.number})]
+        rows = connection.execute(_HASHES, {"name": population, "upto": head.number})
+        hashes = [bytes(each) for each in rows.scalars()]
     place = chain.prove_head(heads, population=population)
+    leaves = [leaf_hash(each) for each in hashes]
     return {
-        "population": population,
-        "number": number,
-        "hash": hashes[number - 1].hex(),
-        "path": [step.hex() for step in inclusion_proof([leaf_hash(each) for each in hashes], index=number - 1)],
+        "entries": [
+            {
+                "number": number,
+                "hash": hashes[number - 1].hex(),
+                "path": [step.hex() for step in inclusion_proof(leaves, index=number - 1)],
+            }
+            for number in numbers
+        ],
         "head": _head(head),
         "head_index": place.index,
         "head_path": [step.hex() for step in place.path],

@@ -126,7 +126,8 @@ def test_the_first_start_makes_one_admin_key(house: House) -> None:
 
 # ---------------------------------------------------------------- roles, from the document of the service itself
 
-OPEN = {"/healthz", "/readyz", "/metrics"}
+WATCHED = {"/healthz", "/readyz", "/metrics"}
+OPEN = WATCHED | {"/v1/verify"}
 #: Who may, for every operation; an admin may everything, and who is in no row may what all with a key may.
 OFFICERS = ("officer",)
 PIPELINES = ("pipeline", "officer")
@@ -141,6 +142,10 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/populations/{population}/datapoints/lookup"): READERS,
     ("POST", "/v1/populations/{population}/datapoints/erase"): OFFICERS,
     ("GET", "/v1/populations/{population}/datapoints/{ordinal}"): READERS,
+    ("GET", "/v1/populations/{population}/datapoints/{ordinal}/statement"): READERS,
+    ("POST", "/v1/populations/{population}/datapoints/statement"): READERS,
+    ("GET", "/v1/populations/{population}/report"): READERS,
+    ("GET", "/v1/releases/{release}/report"): READERS,
     ("POST", "/v1/releases"): PIPELINES,
     ("POST", "/v1/releases/batch"): PIPELINES,
     ("GET", "/v1/releases/{release}/members"): (*READERS, "worker"),
@@ -172,6 +177,7 @@ ANYBODY = {
     ("GET", "/v1/releases/{release}"),
     ("GET", "/v1/releases/{release}/artifact"),
     ("GET", "/v1/releases/{release}/card"),
+    ("GET", "/v1/releases/{release}/certificate"),
     ("GET", "/v1/jobs"),
     ("GET", "/v1/jobs/{job}"),
     ("GET", "/v1/jobs/{job}/logs"),
@@ -210,8 +216,14 @@ def test_every_operation_has_its_roles_and_keeps_to_them(house: House) -> None:
 
 
 def test_who_watches_needs_no_key(house: House) -> None:
-    for path in sorted(OPEN):
+    for path in sorted(WATCHED):
         house.as_(None).ask("GET", path, status=200)
+
+
+def test_anybody_may_have_a_certificate_checked(house: House) -> None:
+    for role in (None, *ROLES):
+        answer = house.as_(role).post("/v1/verify", {"payload": ""})
+        assert (answer["outcome"], answer["certificate"]) == ("broken", None)
 
 
 def test_a_role_is_asked_for_before_a_body_is_read(house: House) -> None:

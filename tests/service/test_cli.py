@@ -89,7 +89,8 @@ def test_every_command_explains_itself_and_has_json(words: tuple[str, ...], caps
 
 def test_the_commands_are_those_of_the_design() -> None:
     wanted = {"run", "serve", "migrate", "demo", "price", "calibrate", "propose", "dry-run", "commit", "void", "verify"}
-    assert set(stint.commands) == wanted | {"audit", "export", "jobs", "keys", "populations", "register", "worker"}
+    wanted |= {"audit", "export", "jobs", "keys", "populations", "register", "worker"}
+    assert set(stint.commands) == wanted | {"certificate", "statement", "verify-certificate", "verify-report"}
 
 
 def test_no_command_gets_the_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from accountant.audit import checklist
 from accountant.audit.findings import RULES
 from accountant.audit.manifests import STATEMENTS, manifest_from
+from accountant.certificates import REASONS
 from service import audit_cli, pre_release, settings
 from service.errors import PROBLEMS
 from service.operations.jobs import ERRORS
@@ -92,6 +96,27 @@ def test_the_workflow_for_ci_uses_options_that_exist(checkout: Path) -> None:
             assert context.params["artifact"] == Path("release/model.safetensors")
 
 
+def test_the_evidence_page_lists_every_reason_against_a_certificate(checkout: Path) -> None:
+    text = (checkout / "docs" / "evidence.md").read_text(encoding="utf-8").partition("### Checks, in their order")[2]
+    listed = rows(text.partition("\n### ")[0])
+    assert listed == [[f"`{code}`", meaning] for code, meaning in REASONS.items()]
+
+
+def test_the_recipe_of_the_evidence_page_checks_a_certificate(checkout: Path, tmp_path: Path) -> None:
+    text = (checkout / "docs" / "evidence.md").read_text(encoding="utf-8")
+    program = text.partition("### With nothing but Python")[2].partition("```python\n")[2].partition("```")[0]
+    stored = checkout / "tests" / "accountant" / "certificate-v1.json"
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32))).public_key().public_bytes_raw()
+    changed = tmp_path / "changed.json"
+    changed.write_bytes(stored.read_bytes().replace(b'"payload":"eyJ', b'"payload":"eyK'))
+    for file, trusted, fine in ((stored, key, True), (stored, bytes(32), False), (changed, key, False)):
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", program, str(file), trusted.hex()], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode == 0) is fine, done.stderr
+        assert ("upper bound" in done.stdout) is fine
+
+
 def test_the_service_page_names_every_address_and_no_other(checkout: Path, document: dict[str, Any]) -> None:
     text = (checkout / "docs" / "service.md").read_text(encoding="utf-8")
     listed = {
@@ -121,7 +146,8 @@ def test_every_operation_says_how_it_can_fail(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             if path.startswith("/v1/"):
-                assert {"401", "403", "422", "503"} <= set(operation["responses"]), (method, path)
+                needs_key = set() if operation.get("security") == [] else {"401", "403"}
+                assert needs_key | {"422", "503"} <= set(operation["responses"]), (method, path)
                 for status, answer in operation["responses"].items():
                     if int(status) >= 400:
                         assert "application/problem+json" in answer["content"], (method, path, status)

@@ -24,7 +24,9 @@ QUESTIONS = {
     "/v1/advice/what-if",
     "/v1/mechanisms/{name}/price",
     "/v1/populations/{population}/datapoints/lookup",
+    "/v1/populations/{population}/datapoints/statement",
     "/v1/populations/{population}/ledger/verify",
+    "/v1/verify",
 }
 
 

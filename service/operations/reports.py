@@ -1,0 +1,401 @@
+"""Everything about a population for a period, or about one release, in one document that a regulator can read.
+
+It is read from the log: the book is replayed up to the start of the period, then up to its end, so the same period has
+the same report for ever, apart from when it was made and from certificates of artifacts that were attached later.
+Nobody is named in it: counts, and never who was touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sqlalchemy import text
+
+from accountant import certificates as certified
+from accountant import envelopes
+from accountant.book import Book
+from accountant.canonical import from_canonical
+from service.errors import NotFound, Problem
+from service.operations import readings
+from service.operations.certificates import CERTIFIED
+from service.store.writer import stamp
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from accountant.guarantees import ProofStatus
+    from service.signing import Secrets
+    from service.store.database import Database
+
+MOST_ENTRIES: Final = 10_000  # in the period of one report
+MOST_REPLAYED: Final = 500_000
+MOST_CERTIFICATES: Final = 100
+_PAGE: Final = 1000
+_ENTRIES = text(
+    "SELECT number, hash, body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
+    "AND number > :after ORDER BY number LIMIT :limit"
+)
+_SIZE = text("SELECT number FROM population WHERE name = :name")
+_RELEASE = text("SELECT number, hash, body FROM entry WHERE release = :release ORDER BY number")
+_CHECKPOINTS = text(
+    "SELECT number, at, payload, signature, public_key, count(*) OVER () AS in_all FROM checkpoint "
+    "WHERE at >= CAST(:since AS timestamptz) AND at < CAST(:until AS timestamptz) ORDER BY number DESC LIMIT 1000"
+)
+METHOD: Final = (
+    (
+        "Every release is proposed before it is made: what will be done to the data (an event), and to whom (a scope). "
+        "An accountant computes the most that the event can tell about any one {unit}, as a number ε with a small "
+        "probability of failure δ. Both are upper bounds, and every rounding goes against us."
+    ),
+    (
+        "A release is admitted only if every {unit} that it touches stays within the budget for life, everything that "
+        "was released about them before and everything that is still held included. This is proved to hold even if "
+        "each release is chosen after seeing all earlier ones (a privacy filter; docs/accounting.md has its proof)."
+    ),
+    (
+        "What is admitted counts in full at once. It is given back only for a recorded reason that nothing left. If "
+        "nobody says what became of it, it counts as if it had left."
+    ),
+    (
+        "Every decision, refusals and changes of policy included, is an entry in a chain of hashes. Signed checkpoints "
+        "over these chains show later changes to anybody who kept one (docs/ledger.md)."
+    ),
+)
+NOT_SHOWN: Final = (
+    (
+        "The report shows what was declared to the ledger and what was decided there. It does not show that a pipeline "
+        "did what it declared, or that nothing was released without asking; audits look for that, and their findings "
+        "are listed if there are any."
+    ),
+    "It names no one: how many were touched is told, and never who.",
+)
+UNPROVED: Final = (
+    "Policies have accepted mechanisms that are not proved. Where a number depends on one of those, it is what the "
+    "mechanism claims, and no bound."
+)
+#: Finds the certificate of a release that left: its bytes, and its predicate.
+Certify: TypeAlias = Callable[[str], tuple[bytes, Mapping[str, Any]]]
+
+
+class _Log:
+    """The entries of a population in pages, each in a transaction of its own."""
+
+    def __init__(self, database: Database, population: str) -> None:
+        self._database, self._population = database, population
+        with database.transaction() as connection:
+            size = connection.execute(_SIZE, {"name": population}).scalar_one_or_none()
+        if size is None:
+            raise NotFound("population", population)
+        if size > MOST_REPLAYED:
+            raise Problem("invalid", f"A report replays at most {MOST_REPLAYED:,} entries; there are {size:,}.", "from")
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, bytes]]:
+        after = 0
+        while True:
+            with self._database.transaction() as connection:
+                asked = {"name": self._population, "after": after, "limit": _PAGE}
+                rows = connection.execute(_ENTRIES, asked).all()
+            for row in rows:
+                yield row.number, bytes(row.hash), bytes(row.body)
+            if len(rows) < _PAGE:
+                return
+            after = rows[-1].number
+
+
+def of_population(
+    database: Database,
+    population: str,
+    *,
+    since: datetime | None,
+    until: datetime,
+    now: datetime,
+    certify: Certify,
+    findings: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The report on a population from `since` (its beginning, if none is said) until, and without, `until`.
+
+    The period begins with the first entry that is not before it and ends before the first that is not inside, in the
+    order of the ledger, so a clock that was wrong moves no entry past another.
+    """
+    first, last = "" if since is None else stamp(since), stamp(until)
+    book: Book | None = None
+    start: dict[str, Any] | None = None
+    begun = False
+    accepted: list[ProofStatus] = []
+    entries: list[dict[str, Any]] = []
+    policies: list[dict[str, Any]] = []
+    decisions: list[dict[str, Any]] = []
+    ended: list[str] = []
+    for number, digest, body in _Log(database, population):
+        document = from_canonical(body)
+        if document["at"] >= last:
+            break
+        if not begun and document["at"] >= first:
+            begun, start = True, None if book is None else budgets(book, now)
+        if book is None:
+            book = Book.of(body)
+        else:
+            book.apply(body)
+        if "policy" in document and isinstance(document["policy"], dict):
+            accepted += document["policy"]["accepts"]
+            policies = [*(policies if begun else []), _policy(document, number)]
+        if not begun:
+            continue
+        if len(entries) >= MOST_ENTRIES:
+            raise Problem(
+                "invalid", f"The period has more than {MOST_ENTRIES:,} entries: ask for a shorter one.", "from"
+            )
+        entries.append(_entry(book, number, digest, document))
+        if document["kind"] in {"release.held", "release.denied"}:
+            decisions.append(_decision(document, number))
+        elif document["kind"] in {"release.committed", "release.expired"}:
+            ended.append(document["release"])
+    if book is None:
+        raise Problem("invalid", f"Population {population!r} did not exist before {last}.", "to")
+    if not begun:  # nothing happened
+        start = budgets(book, now)
+    promise = certified.lifelong(promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=accepted)
+    return {
+        "title": f"Report on population {population}",
+        "kind": "period",
+        "population": population,
+        "release": None,
+        "unit": book.unit,
+        "adjacency": book.adjacency,
+        "status": book.status,
+        "from": first or book.created_at,
+        "to": last,
+        "made_at": stamp(now),
+        "head": {"number": book.number, "hash": book.chain.link.hash.hex()},
+        "promise": promise.to_json(),
+        "meaning": promise.guarantee.meaning(),
+        "bounds": _bounds(promise),
+        "policies": policies,
+        "budgets": {"start": start, "end": budgets(book, now)},
+        "decisions": decisions,
+        "refusals": sum(each["outcome"] == "denied" for each in decisions),
+        "entries": entries,
+        "findings": [dict(each) for each in findings],
+        **_certificates(ended, certify),
+        **_checkpoints(database, first or book.created_at, last),
+        "method": [sentence.format(unit=book.unit) for sentence in METHOD],
+        "not_shown": list(NOT_SHOWN),
+    }
+
+
+def of_release(
+    database: Database,
+    book: Book,
+    release: str,
+    *,
+    accepted: Sequence[ProofStatus],
+    now: datetime,
+    certify: Certify,
+    findings: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The report on one release: what was asked, what was decided and why, and what became of it."""
+    with database.transaction() as connection:
+        rows = connection.execute(_RELEASE, {"release": release}).all()
+    documents = [(row.number, bytes(row.hash), from_canonical(bytes(row.body))) for row in rows]
+    known = book.releases[release]
+    promise = certified.lifelong(promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=accepted)
+    return {
+        "title": f"Report on release {release}",
+        "kind": "release",
+        "population": book.name,
+        "release": {"id": release, "kind": known.kind, "status": known.status, "datapoints": known.datapoints},
+        "unit": book.unit,
+        "adjacency": book.adjacency,
+        "status": book.status,
+        "from": documents[0][2]["at"],
+        "to": stamp(now),
+        "made_at": stamp(now),
+        "head": {"number": book.number, "hash": book.chain.link.hash.hex()},
+        "promise": promise.to_json(),
+        "meaning": promise.guarantee.meaning(),
+        "bounds": _bounds(promise),
+        "policies": [],
+        "budgets": {"start": None, "end": None},
+        "decisions": [_decision(documents[0][2], documents[0][0])],
+        "refusals": int(known.status == "denied"),
+        "entries": [_entry(book, number, digest, document) for number, digest, document in documents],
+        "findings": [dict(each) for each in findings],
+        **_certificates([release] if known.status in CERTIFIED else [], certify),
+        "checkpoints": [],
+        "checkpoints_in_all": 0,
+        "method": [sentence.format(unit=book.unit) for sentence in METHOD],
+        "not_shown": list(NOT_SHOWN),
+    }
+
+
+def signed(secrets: Secrets, report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report with the envelope of a statement about its digest, under the key of the certificates."""
+    about = {name: report[name] for name in ("kind", "population", "from", "to", "made_at", "head")}
+    payload = envelopes.document_statement(
+        report, predicate_type=envelopes.REPORT_TYPE, about=about, signer=secrets.public_key
+    )
+    signature = secrets.signing.sign(envelopes.signed_bytes(payload))
+    envelope = envelopes.envelope(payload, signature=signature, signer=secrets.public_key)
+    return {"report": dict(report), "envelope": from_canonical(envelope)}
+
+
+# ---------------------------------------------------------------- its parts
+
+
+def _bounds(promise: certified.Certified) -> str:
+    return "Every ε is an upper bound." if promise.guarantee.proof_status == "proved" else UNPROVED
+
+
+def budgets(book: Book, now: datetime) -> dict[str, Any]:
+    """How the budget stood over all datapoints."""
+    found = readings.distribution(book, at=now)
+    kept = ("budget", "bound", "datapoints", "cohorts", "worst_off", "quantiles", "note")
+    return {"number": book.number, **{name: found[name] for name in kept}}
+
+
+def _policy(document: Mapping[str, Any], number: int) -> dict[str, Any]:
+    policy = document["policy"]
+    return {
+        "version": policy["version"],
+        "number": number,
+        "at": document["at"],
+        "actor": document["actor"],
+        "reason": document.get("reason"),
+        "epsilon": policy["budget"]["epsilon"],
+        "delta": policy["budget"]["delta"],
+        "text": policy_in_words(policy),
+    }
+
+
+def policy_in_words(policy: Mapping[str, Any]) -> str:
+    """A policy of the log as sentences."""
+    exhausted = {
+        "deny": "A release that somebody cannot afford is denied.",
+        "trim": "Whoever cannot afford a release is left out of it.",
+    }
+    names = "may" if policy["named_scopes"] else "may not"
+    budget, accepts = policy["budget"], " or ".join(policy["accepts"])
+    return (
+        f"Nobody may be charged more than ε = {budget['epsilon']:g} at δ = {budget['delta']:g} for life. Mechanisms "
+        f"are accepted that are {accepts}. {exhausted[policy['on_exhausted']]} "
+        f"Pipelines {names} name single datapoints."
+    )
+
+
+def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A decision as it was made, refusals with their reasons; scopes stay where they are."""
+    decision = document["decision"]
+    mechanism = document["declared"].get("mechanism")
+    return {
+        "release": document["release"],
+        "number": number,
+        "at": document["at"],
+        "actor": document["actor"],
+        "kind": document["release_kind"],
+        "outcome": "admitted" if document["kind"] == "release.held" else "denied",
+        "mechanism": None if mechanism is None else mechanism["name"],
+        "reasons": [{"code": each["code"], "message": each["message"]} for each in decision["reasons"]],
+        "datapoints": decision["datapoints"],
+        "trimmed": decision["trimmed"],
+        "epsilon": decision["epsilon"],
+        "policy": document["policy"],
+    }
+
+
+def _entry(book: Book, number: int, digest: bytes, document: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "number": number,
+        "hash": digest.hex(),
+        "at": document["at"],
+        "actor": document["actor"],
+        "kind": document["kind"],
+        "release": document.get("release"),
+        "text": entry_in_words(book, document),
+    }
+
+
+def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
+    """What an entry of the log says, without saying of whom; the book is that after the entry."""
+    release = document.get("release")
+    match document["kind"]:
+        case "population.created":
+            promise = document["promise"]
+            return (
+                f"The population was made, with a promise of ε = {promise['epsilon']:g} at δ = {promise['delta']:g} "
+                f"for life to every {document['unit']}."
+            )
+        case "datapoints.registered":
+            return f"{document['count']:,} datapoints were registered."
+        case "datapoint.erased":
+            return "A key was erased; what was released about its datapoint stays counted."
+        case "datapoint.returned":
+            return "An erased key came back, and found its old balance."
+        case "task.created":
+            return f"Task {document['task']!r} was made, with {len(book.tasks[document['task']].members):,} members."
+        case "policy.changed":
+            version = document["policy"]["version"]
+            return (
+                f"Version {version} of the policy came into force: {document.get('reason') or 'no reason was given'}."
+            )
+        case "population.frozen" | "population.opened" | "population.closed" as kind:
+            became = kind.removeprefix("population.")
+            return f"The population was {became}: {document.get('reason') or 'no reason was given'}."
+        case "release.held":
+            counted = document["decision"]["datapoints"]
+            return f"Release {release} ({document['release_kind']}) was admitted and held, for {counted:,} datapoints."
+        case "release.denied":
+            reasons = ", ".join(each["code"] for each in document["decision"]["reasons"])
+            return f"Release {release} ({document['release_kind']}) was denied: {reasons}."
+        case "release.committed":
+            artifact = document.get("artifact")
+            named = f", as the artifact {artifact['sha256']}" if artifact else ""
+            return f"Release {release} left the house{named}."
+        case "release.voided":
+            return f"Release {release} was voided, nothing of it having left: {document['reason']}."
+        case "release.expired":
+            return f"Nobody said what became of release {release}: it counts as if it had left."
+        case "artifact.attached":
+            return f"The artifact of release {release} was told later: {document['artifact']['sha256']}."
+        case kind:
+            return f"Entry of the kind {kind}."
+
+
+def _certificates(ended: Sequence[str], certify: Certify) -> dict[str, Any]:
+    """The certificates of releases that left, by digest, with the ε of each alone; the newest of very many."""
+    found = []
+    for release in ended[-MOST_CERTIFICATES:]:
+        content, predicate = certify(release)
+        own, artifact = predicate["guarantee"]["release"], predicate["artifact"]
+        found.append(
+            {
+                "release": release,
+                "status": predicate["release"]["status"],
+                "sha256": sha256(content).hexdigest(),
+                "artifact": None if artifact is None else artifact["sha256"],
+                "epsilon_upper": own["epsilon_upper"],
+                "delta": own["delta"],
+                "proof_status": own["proof_status"],
+                "engine": own["engine"],
+                "text": own["text"],
+            }
+        )
+    return {"certificates": found, "certificates_in_all": len(ended)}
+
+
+def _checkpoints(database: Database, since: str, until: str) -> dict[str, Any]:
+    """The newest of the period, oldest first, and how many there were."""
+    with database.transaction() as connection:
+        rows = connection.execute(_CHECKPOINTS, {"since": since, "until": until}).all()
+    listed = [
+        {
+            "number": row.number,
+            "at": stamp(row.at),
+            "payload": bytes(row.payload).decode(),
+            "signature": bytes(row.signature).hex(),
+            "public_key": bytes(row.public_key).hex(),
+        }
+        for row in reversed(rows)
+    ]
+    return {"checkpoints": listed, "checkpoints_in_all": rows[0].in_all if rows else 0}

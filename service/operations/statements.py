@@ -1,0 +1,211 @@
+"""What has been released about one person, in sentences for that person. Nothing here changes or decides anything."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from accountant import book as ledger_book
+from accountant import certificates
+from accountant.guarantees import Guarantee
+from accountant.ledger import LIFELONG
+from service.operations import readings
+from service.operations.certificates import proof_status
+from service.printed import down, moment, up
+from trainers.catalog import CATALOG
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from accountant.book import Book, Release
+    from accountant.guarantees import ProofStatus
+
+MOST_LISTED: Final = 1000
+KINDS: Final[Mapping[str, str]] = {
+    "weights": "the weights of a model",
+    "labels": "a list of labels",
+    "prototypes": "prototypes of labels",
+    "window_model": "a model of a window of the stream",
+    "other": "something else that was computed",
+}
+#: What became of a release, in words that need no ledger to be understood.
+BECAME: Final[Mapping[str, str]] = {
+    "committed": "it has left",
+    "expired": "nobody said what became of it, so it counts as if it had left",
+    "held": "it may still leave, and counts already",
+    "voided": "nothing of it left, and it does not count",
+}
+CONDITION: Final = (
+    "Read as a promise of its own, that number holds if what was released had been planned beforehand; whatever was "
+    "planned, the promise for life holds."
+)
+
+
+def touching(book: Book, ordinal: int) -> list[Release]:
+    """The releases that may have touched a datapoint, oldest first: all but those whom memory knows to pass it by."""
+    return [
+        release
+        for release in book.releases.values()
+        if release.status != "denied"
+        and (release.touched is None or any(ordinal in scope for _, scope in release.touched))
+    ]
+
+
+def touch_of(book: Book, document: Mapping[str, Any], ordinal: int) -> str | None:
+    """By which charges of a release a datapoint was touched; None if by none, or if it was trimmed."""
+    touched = book.releases[document["release"]].touched
+    if touched is None:
+        touched = tuple((part.touch.decode(), part.scope) for part in book.held_from(document).parts)
+    return next((touch for touch, scope in touched if ordinal in scope), None)
+
+
+def statement(
+    book: Book,
+    ordinal: int,
+    bodies: Iterable[Mapping[str, Any]],
+    *,
+    accepted: Sequence[ProofStatus],
+    at: str,
+) -> dict[str, Any]:
+    """The statement, as an answer and as sentences; every ε in it is an upper bound."""
+    listed = [found for body in bodies if (found := _released(book, body, ordinal)) is not None]
+    promise = certificates.lifelong(promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=accepted)
+    reading = readings.reading(book.policy.budget, book.ledger.cohorts.history(ordinal))
+    shown = readings.shown(reading)
+    return {
+        "title": f"What has been released about {book.unit} {ordinal} of {book.name}",
+        "population": book.name,
+        "ordinal": ordinal,
+        "erased": ordinal in book.erased,
+        "at": at,
+        "entry": {"number": book.number, "hash": book.chain.link.hash.hex()},
+        "bound": "upper",
+        "promise": promise.to_json(),
+        "epsilon": shown,
+        "delta": book.policy.budget.delta,
+        "tasks": [task.name for task in book.tasks.values() if ordinal in task.members],
+        "releases": listed[-MOST_LISTED:],
+        "releases_in_all": len(listed),
+        "sections": [
+            _about(book, ordinal, at),
+            _promise(book, promise.guarantee, promise.condition),
+            _list(book, listed),
+            _so_far(book, shown, reading.spent, promise.guarantee),
+            _limits(book),
+        ],
+    }
+
+
+def _released(book: Book, document: Mapping[str, Any], ordinal: int) -> dict[str, Any] | None:
+    touch = touch_of(book, document, ordinal)
+    if touch is None:
+        return None
+    release = book.releases[document["release"]]
+    alone = book.promise.meter(ledger_book.spending_of(document, touch)[LIFELONG])
+    status = proof_status(document)
+    declared = document["declared"].get("mechanism")
+    known = None if declared is None else CATALOG.get(declared["name"])
+    return {
+        "release": release.id,
+        "kind": release.kind,
+        "status": release.status,
+        "at": release.at,
+        "mechanism": None if declared is None else declared["name"],
+        "title": None if known is None else known.title,
+        "tasks": sorted(release.tasks),
+        "proof_status": status,
+        "epsilon_upper": readings.rounded(alone) if status == "proved" else None,
+        "delta": book.promise.delta,
+        "artifact": None if release.artifact is None else {"sha256": release.artifact["sha256"]},
+    }
+
+
+def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
+    who = "One person" if book.unit == "user" else "One record"
+    about = (
+        f"This statement is about number {ordinal:,}, in the order of arrival, of the {book.size:,} in the population "
+        f"{book.name}. {who} is what is protected here. It was read from the ledger on {moment(at)}, at entry "
+        f"{book.number:,}."
+    )
+    paragraphs = [about]
+    if ordinal in book.erased:
+        paragraphs.append(
+            "Its key was erased: it can no longer be found by name. What was released before cannot be taken back, and "
+            "stays counted."
+        )
+    return {"title": "Whom this is about", "paragraphs": paragraphs, "lines": []}
+
+
+def _promise(book: Book, guarantee: Guarantee, condition: str) -> dict[str, Any]:
+    promised = (
+        f"For life, everything that is ever released about one {book.unit} of this population is to stay within "
+        f"{guarantee}, if {condition}. The smaller ε is, the less anybody can find out."
+    )
+    return {"title": "What was promised", "paragraphs": [promised, guarantee.meaning()], "lines": []}
+
+
+def _list(book: Book, listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    left = sum(each["status"] in {"committed", "expired"} for each in listed)
+    held = sum(each["status"] == "held" for each in listed)
+    if not listed:
+        sentence = (
+            f"Nothing that was computed from the data of this {book.unit} has been released, and nothing is planned."
+        )
+    else:
+        sentence = (
+            f"Data of this {book.unit} may have been used for releases that left, or count as if they had: {left:,}; "
+            f"and for releases that may still leave: {held:,}. None was admitted without a price for what it can show "
+            f"about one {book.unit}."
+        )
+    paragraphs = [sentence]
+    if len(listed) > MOST_LISTED:
+        paragraphs.append(f"The newest {MOST_LISTED:,} of {len(listed):,} are listed.")
+    return {
+        "title": "What has been released",
+        "paragraphs": paragraphs,
+        "lines": [_sentence(each) for each in listed[-MOST_LISTED:]],
+    }
+
+
+def _sentence(each: Mapping[str, Any]) -> str:
+    method = f", by {each['title'][0].lower()}{each['title'][1:]}" if each["title"] else ""
+    named = f" for {', '.join(each['tasks'])}" if each["tasks"] else ""
+    if each["proof_status"] == "proved":
+        cost = f" Alone it stays within ε ≤ {up(each['epsilon_upper'])} at δ = {each['delta']:g}."
+    else:
+        cost = f" How much it tells is not proved: its mechanism is {each['proof_status']}."
+    return (
+        f"{moment(each['at'])}: {KINDS[each['kind']]}{named}{method} (release {each['release']}); "
+        f"{BECAME[each['status']]}.{'' if each['status'] == 'voided' else cost}"
+    )
+
+
+def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarantee) -> dict[str, Any]:
+    budget = book.policy.budget
+    meters = (
+        f"Spent: ε ≤ {up(shown['spent'])}. Held by releases that may still leave: at most {up(shown['held'])} more. "
+        f"Available: a single further release of at most ε = {down(shown['available'])} would be admitted. Budget: "
+        f"ε = {budget.epsilon:g} at δ = {budget.delta:g}. These are readings of a meter, each rounded against us. Each "
+        "answers a question of its own, so they need not add up."
+    )
+    paragraphs = [meters]
+    if promise.proof_status != "proved":
+        paragraphs.append(
+            "Policies of this population have accepted mechanisms that are not proved. The readings count what those "
+            "claim, and are no bound on what they tell."
+        )
+    elif math.isfinite(spent):
+        so_far = Guarantee(
+            epsilon=spent, delta=budget.delta, unit=book.unit, adjacency=book.adjacency, proof_status="proved"
+        )
+        paragraphs.append(f"As odds, what has been spent means: {so_far.meaning()} {CONDITION}")
+    return {"title": "How much that is", "paragraphs": paragraphs, "lines": []}
+
+
+def _limits(book: Book) -> dict[str, Any]:
+    limits = (
+        "It tells what was declared to this ledger. It cannot tell whether somebody used the data without asking, or "
+        "did something else than was declared. The data themselves are not in the ledger, and nobody can read there "
+        f"what they say about this {book.unit}."
+    )
+    return {"title": "What this statement does not show", "paragraphs": [limits], "lines": []}

@@ -1,0 +1,278 @@
+"""Reports: everything of a period in one signed document that names nobody, and prints."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant import envelopes
+from accountant.canonical import canonical
+from accountant.errors import Refused
+from service import cli
+from service.client import Stint, dp_sgd
+from service.operations import reports
+from service.signing import is_signed
+from service.store.writer import stamp
+from service.sweeper import checkpoint, sweep
+from tests.service.fixtures_behaviour import House, pure, until
+from tests.service.test_statements import well_made
+
+pytest_plugins = ("tests.service.fixtures_behaviour",)
+
+TASK = "w1<script>alert('x')</script>"
+
+
+def now() -> str:
+    return stamp(datetime.now(UTC))
+
+
+@pytest.fixture(scope="module")
+def story(house: House) -> dict[str, Any]:
+    """A population with a past, a middle and an end."""
+    name = house.population(on_exhausted="trim", epsilon=2.0)
+    address = f"/v1/populations/{name}"
+    house.officer.post(f"{address}/datapoints", {"keys": [f"patient-{n}" for n in range(30)]}, status=201)
+    house.officer.post(f"{address}/tasks", {"name": TASK, "members": {"ranges": [[0, 12]]}}, status=201)
+    early = house.officer.hold(name, ({"task": TASK}, pure(0.5)))
+    house.officer.commit(early, sha256="ab" * 32, uri="s3://secret")
+    middle = now()
+    sgd = dp_sgd(noise_multiplier=3.0, sampling_probability=0.01, steps=50, clip_norm=1.0)
+    late = house.officer.post("/v1/releases", {"population": name, "task": TASK, "mechanism": sgd}, status=201)["id"]
+    house.officer.commit(late, sha256="cd" * 32)
+    denied = house.officer.propose(name, ({"ranges": [[0, 30]]}, pure(9.0)), on_exhausted="deny")["id"]
+    lost = house.officer.hold(name, ({"ranges": [[12, 30]]}, pure(0.1)), hold_seconds=1)
+    until(lambda: sweep(house.parts) == 1)
+    voided = house.officer.hold(name, ({"keys": ["patient-3"]}, pure(0.3)))
+    house.officer.post(f"/v1/releases/{voided}/void", {"reason": "it crashed <b>"})
+    house.officer.put(f"{address}/policy", {"reason": "the board asked", "epsilon": 1.5})
+    house.officer.post(f"{address}/datapoints/erase", {"key": "patient-7"})
+    checkpoint(house.parts)
+    end = now()
+    held = house.officer.hold(name, ({"ranges": [[0, 30]]}, pure(0.2)))
+    return {"name": name, "middle": middle, "end": end, "early": early, "late": late, "denied": denied,
+            "lost": lost, "voided": voided, "held": held}  # fmt: skip
+
+
+def report(house: House, name: str, **query: Any) -> Any:
+    return house.auditor.get(f"/v1/populations/{name}/report", **query)
+
+
+def of_the_middle(house: House, story: dict[str, Any]) -> Any:
+    return report(house, story["name"], **{"from": story["middle"], "to": story["end"]})
+
+
+def test_a_period_has_everything_that_happened_in_it_and_nothing_else(house: House, story: dict[str, Any]) -> None:
+    said = of_the_middle(house, story)["report"]
+    kinds = [each["kind"] for each in said["entries"]]
+    assert kinds == [
+        "release.held", "release.committed", "release.denied", "release.held", "release.expired", "release.held",
+        "release.voided", "policy.changed", "datapoint.erased",
+    ]  # fmt: skip
+    log = {each["number"]: each for each in house.auditor.get(f"/v1/populations/{story['name']}/ledger")["items"]}
+    assert all(log[each["number"]]["hash"] == each["hash"] for each in said["entries"])
+    assert said["head"] == {"number": said["entries"][-1]["number"], "hash": said["entries"][-1]["hash"]}
+    decisions = {each["release"]: each for each in said["decisions"]}
+    assert set(decisions) == {story[each] for each in ("late", "denied", "lost", "voided")}
+    assert decisions[story["denied"]]["outcome"] == "denied"
+    assert [each["code"] for each in decisions[story["denied"]]["reasons"]] == ["budget.exceeded"]
+    assert (said["refusals"], decisions[story["late"]]["mechanism"]) == (1, "dp-sgd")
+    assert [each["release"] for each in said["certificates"]] == [story["late"], story["lost"]]
+    assert [each["version"] for each in said["policies"]] == [1, 2]
+    assert said["policies"][1]["reason"] == "the board asked"
+    assert "ε = 1.5" in said["policies"][1]["text"]
+    assert "left out" in said["policies"][0]["text"]
+    assert said["checkpoints"]
+    assert said["findings"] == []
+    whole = report(house, story["name"])["report"]
+    assert len(whole["entries"]) == len(log)
+    assert whole["budgets"]["start"] is None
+    assert (whole["from"], len(whole["decisions"])) == (log[1]["body"]["at"], 6)
+
+
+def test_budgets_stand_as_they_stood(house: House, story: dict[str, Any]) -> None:
+    said = of_the_middle(house, story)["report"]["budgets"]
+    assert said["start"]["worst_off"]["spent"] == pytest.approx(0.5)
+    assert (said["start"]["budget"]["epsilon"], said["end"]["budget"]["epsilon"]) == (2, 1.5)
+    assert said["end"]["worst_off"]["spent"] > said["start"]["worst_off"]["spent"]
+    assert said["end"]["worst_off"]["held"] == 0  # what is held was proposed later
+    live = house.auditor.get(f"/v1/populations/{story['name']}/budget")
+    assert report(house, story["name"])["report"]["budgets"]["end"]["worst_off"] == live["worst_off"]
+
+
+def test_periods_that_follow_one_another_leave_nothing_out(house: House, story: dict[str, Any]) -> None:
+    edges = [None, story["middle"], story["end"], None]
+    parts = [
+        report(house, story["name"], **{key: at for key, at in (("from", one), ("to", other)) if at})["report"]
+        for one, other in pairwise(edges)
+    ]
+    whole = report(house, story["name"])["report"]
+    for name in ("entries", "decisions", "certificates"):
+        assert [each for part in parts for each in part[name]] == whole[name]
+    for before, after in pairwise(parts):
+        assert before["budgets"]["end"] == after["budgets"]["start"]
+    assert parts[-1]["budgets"]["end"] == whole["budgets"]["end"]
+
+
+def test_a_period_in_which_nothing_happened_begins_as_it_ends(house: House, story: dict[str, Any]) -> None:
+    said = report(house, story["name"], **{"from": now()})["report"]
+    assert (said["entries"], said["decisions"], said["certificates"]) == ([], [], [])
+    assert said["budgets"]["start"] == said["budgets"]["end"]
+    assert [each["version"] for each in said["policies"]] == [2]
+    page = house.auditor.ask("GET", f"/v1/populations/{story['name']}/report", params={"from": now(), "format": "html"})
+    assert "Nothing was proposed." in well_made(page.text).text
+
+
+def test_the_certificates_are_those_that_the_service_gives(house: House, story: dict[str, Any]) -> None:
+    for each in of_the_middle(house, story)["report"]["certificates"]:
+        content = house.auditor.ask("GET", f"/v1/releases/{each['release']}/certificate", status=200).content
+        assert sha256(content).hexdigest() == each["sha256"]
+        assert each["epsilon_upper"] > 0
+
+
+def test_it_names_nobody(house: House, story: dict[str, Any]) -> None:
+    text = json.dumps(report(house, story["name"]))
+    for private in ("patient", '"scope"', "ranges", "bitmap", "ordinal", "s3:"):
+        assert private not in text, private
+
+
+def test_the_same_period_has_the_same_report(house: House, story: dict[str, Any]) -> None:
+    one, other = (of_the_middle(house, story)["report"] for _ in range(2))
+    assert {**one, "made_at": ""} == {**other, "made_at": ""}
+
+
+def test_its_digest_is_signed(house: House, story: dict[str, Any]) -> None:
+    given = of_the_middle(house, story)
+    trusted = [house.parts.secrets.public_key]
+
+    def opened(document: Any, envelope: Any, keys: list[bytes] = trusted) -> envelopes.Opened:
+        return envelopes.open_document(
+            document, envelope, predicate_type=envelopes.REPORT_TYPE, is_signed=is_signed, trusted=keys
+        )
+
+    found = opened(given["report"], given["envelope"])
+    assert found.is_trusted
+    assert found.predicate["population"] == story["name"]
+    assert found.subjects[0]["digest"] == {"sha256": sha256(canonical(given["report"])).hexdigest()}
+    assert not opened(given["report"], given["envelope"], []).is_trusted
+    changed = json.loads(json.dumps(given["report"]))
+    changed["decisions"][0]["outcome"] = "denied"
+    other = house.auditor.get(f"/v1/releases/{story['late']}/certificate")
+    for document, envelope, keys, code in (
+        (changed, given["envelope"], trusted, "document.other"),
+        (None, given["envelope"], trusted, "document.other"),
+        (given["report"], None, trusted, "envelope.fields"),
+        (given["report"], {"x": float("inf")}, trusted, "envelope.unreadable"),
+        (given["report"], given["envelope"], [bytes(32)], "signer.other"),
+        (given["report"], other, trusted, "statement.predicate_type"),
+    ):
+        with pytest.raises(Refused) as refused:
+            opened(document, envelope, keys)
+        assert refused.value.code == code
+        assert code in envelopes.DOCUMENT_REASONS
+
+
+def test_the_page_prints_and_can_be_read_aloud(house: House, story: dict[str, Any]) -> None:
+    query = {"from": story["middle"], "to": story["end"], "format": "html"}
+    answer = house.auditor.ask("GET", f"/v1/populations/{story['name']}/report", params=query, status=200)
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    outline = well_made(answer.text)
+    said = of_the_middle(house, story)["report"]
+    sentences = [said["meaning"], said["bounds"], *said["method"], *said["not_shown"]]
+    sentences += [each["text"] for name in ("entries", "policies", "certificates") for each in said[name]]
+    sentences += [reason["message"] for each in said["decisions"] for reason in each["reasons"]]
+    for sentence in sentences:
+        assert " ".join(sentence.split()) in outline.text, sentence
+    assert "it crashed <b>" in outline.text
+    assert [tag for tag, _ in outline.tags].count("table") >= 6
+
+
+def test_a_release_has_a_report_whatever_became_of_it(house: House, story: dict[str, Any]) -> None:
+    for name, status, certificates in (
+        ("late", "committed", 1), ("lost", "expired", 1), ("denied", "denied", 0), ("voided", "voided", 0),
+        ("held", "held", 0),
+    ):  # fmt: skip
+        given = house.auditor.get(f"/v1/releases/{story[name]}/report")
+        said = given["report"]
+        assert (said["release"]["status"], len(said["certificates"])) == (status, certificates)
+        assert {each["release"] for each in said["entries"]} == {story[name]}
+        envelopes.open_document(
+            said, given["envelope"], predicate_type=envelopes.REPORT_TYPE, is_signed=is_signed,
+            trusted=[house.parts.secrets.public_key],
+        )  # fmt: skip
+        page = house.auditor.ask("GET", f"/v1/releases/{story[name]}/report?format=html", status=200)
+        well_made(page.text)
+    house.auditor.get(f"/v1/releases/rel_{'0' * 26}/report", status=404)
+
+
+def test_periods_that_cannot_be_are_refused(
+    house: House, story: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = story["name"]
+    house.auditor.get("/v1/populations/nobody/report", status=404)
+    backwards = {"from": story["end"], "to": story["middle"]}
+    assert house.auditor.get(f"/v1/populations/{name}/report", status=422, **backwards)["field"] == "from"
+    assert house.auditor.get(f"/v1/populations/{name}/report", status=422, to="2020-01-01")["field"] == "to"
+    house.auditor.get(f"/v1/populations/{name}/report", status=422, to="yesterday")
+    for odd in ("0001-01-01T00:00:00+14:00", "1970-01-01", "2020-01-01T00:00:00"):
+        assert report(house, name, **{"from": odd})["report"]["budgets"]["start"] is None
+    assert report(house, name, to="9999-12-31T23:59:59-14:00")["report"]["entries"]
+    monkeypatch.setattr(reports, "MOST_ENTRIES", 3)
+    assert "shorter" in house.auditor.get(f"/v1/populations/{name}/report", status=422)["detail"]
+    monkeypatch.setattr(reports, "MOST_REPLAYED", 3)
+    assert "at most 3 entries" in house.auditor.get(f"/v1/populations/{name}/report", status=422)["detail"]
+
+
+def test_what_is_not_proved_is_said(house: House) -> None:
+    name = house.population(5, epsilon=2.0, accepts=["proved", "claimed"])
+    said = report(house, name)["report"]
+    assert "not proved" in said["bounds"]
+    assert said["promise"]["epsilon_upper"] is None
+
+
+def test_reports_at_the_command_line(
+    house: House,
+    story: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STINT_URL", house.url)
+    monkeypatch.setenv("STINT_KEY", house.secrets["auditor"])
+    monkeypatch.setenv("STINT_DATA", "nowhere")
+    file, page = tmp_path / "r.json", tmp_path / "r.html"
+    period = ["--from", story["middle"], "--to", story["end"]]
+    assert cli.main(["export", story["name"], "--report", *period, "-o", str(file)]) == 0
+    assert cli.main(["export", story["late"], "--report", "--format", "html", "-o", str(page)]) == 0
+    well_made(page.read_text(encoding="utf-8"))
+    capsys.readouterr()
+    key = house.parts.secrets.public_key.hex()
+
+    def check(*words: str) -> tuple[int, str]:
+        code = cli.main(["verify-report", *words])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    assert check(str(file), "--key", key)[0] == 0
+    code, said = check(str(file))
+    assert (code, said.startswith("Consistent, signer unknown")) == (1, True)
+    document = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(document, indent=2), encoding="utf-8")
+    assert check(str(file), "--key", key)[0] == 0  # another spelling of the same
+    document["report"]["refusals"] = 0
+    file.write_text(json.dumps(document), encoding="utf-8")
+    code, said = check(str(file), "--key", key, "--json")
+    assert (code, json.loads(said)["reasons"][0]["code"]) == (1, "document.other")
+    file.write_text("[]")
+    assert check(str(file), "--key", key)[0] == 1
+    for wrong in (["--report", "--format", "csv"], ["--format", "html"], ["--from", "2026-01-01"]):
+        assert cli.main(["export", story["name"], *wrong]) == 2
+    assert cli.main(["export", story["late"], "--report", *period]) == 2
+    with Stint(house.url, house.secrets["auditor"]) as client, pytest.raises(ValueError, match="population or about"):
+        client.report()
