@@ -23,6 +23,10 @@ from service.operations.jobs import ERRORS
 _MOST_LINE: Final = 16 << 20
 _MOST_LOG: Final = 1 << 20
 _PIECE: Final = 1 << 16
+#: Signals that a process brings upon itself; all others were sent by somebody.
+_CRASHES: Final = frozenset(
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
+)
 #: Variables that the service reads, and those that PostgreSQL's own clients do (PGPASSWORD, PGSERVICEFILE, …).
 _OF_THE_LEDGER: Final = re.compile(r"STINT_|DATABASE_URL$|PG[A-Z]+$")
 
@@ -77,7 +81,7 @@ class ChildProcess:
             code = await child.wait()
             await kept
             if error is None:
-                error = "killed" if code < 0 else "internal"
+                error = "killed" if code < 0 and -code not in _CRASHES else "internal"
             return Outcome(error=error or None)
         finally:
             with suppress(ProcessLookupError):

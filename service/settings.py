@@ -44,7 +44,9 @@ class Settings:
         "STINT_PAUSE_SECONDS", 30.0, "how long a transaction may pause before the database takes its locks from it"
     )
     artifacts: str = _setting(
-        "STINT_ARTIFACTS", "", "the folder that workers publish to; empty: `artifacts` in the data folder"
+        "STINT_ARTIFACTS",
+        "",
+        "the folder that workers publish to and the service sends from; empty: `artifacts` in the data folder",
     )
     inputs: str = _setting(
         "STINT_INPUTS",

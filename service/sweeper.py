@@ -18,6 +18,8 @@ from service.store import tickets
 from service.store.writer import Operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from service.api.context import Parts
 
 _log = logging.getLogger(__name__)
@@ -34,7 +36,8 @@ class Sweeper:
     """A thread that looks again and again, until it is told to stop."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self._parts, self._rescuer = parts, Rescuer(parts)
+        self._signed = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
         self._thread.start()
@@ -49,19 +52,47 @@ class Sweeper:
             _log.warning("no checkpoint at the end: the database does not answer")
 
     def _run(self) -> None:
-        settings = self._parts.settings
-        signed = time.monotonic()
-        while not self._stop.wait(settings.sweep_seconds):
-            try:
-                sweep(self._parts)
-                rescue(self._parts)
-                if time.monotonic() - signed >= settings.checkpoint_seconds:
-                    checkpoint(self._parts)
-                    signed = time.monotonic()
-            except (SQLAlchemyError, Problem, Late):
-                _log.warning("the sweep failed and will be repeated", exc_info=True)
-            except Exception:  # noqa: BLE001 - a sweeper that died would leave holds open for ever
-                _log.exception("the sweep failed and will be repeated")
+        while not self._stop.wait(self._parts.settings.sweep_seconds):
+            for chore in (self._sweep, self._rescuer.rescue, self._sign):  # one's trouble stops none of the others
+                try:
+                    chore()
+                except (SQLAlchemyError, Problem, Late):
+                    _log.warning("the sweep failed and will be repeated", exc_info=True)
+                except Exception:  # noqa: BLE001 - a sweeper that died would leave holds open for ever
+                    _log.exception("the sweep failed and will be repeated")
+
+    def _sweep(self) -> None:
+        sweep(self._parts)
+
+    def _sign(self) -> None:
+        if time.monotonic() - self._signed >= self._parts.settings.checkpoint_seconds:
+            checkpoint(self._parts)
+            self._signed = time.monotonic()
+
+
+class Rescuer:
+    """Takes up jobs that fell silent, once it has reached the database for as long as a lease without a break.
+
+    While the database was away nobody could renew a lease: that one ran out then says nothing of its worker.
+    """
+
+    def __init__(self, parts: Parts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._parts, self._clock = parts, clock
+        self._reached: float | None = None  # since when
+
+    def rescue(self) -> int:
+        """How many were taken up."""
+        try:
+            with self._parts.database.transaction():
+                pass  # a connection from the pool is tried before it is given out
+        except SQLAlchemyError:
+            self._reached = None
+            raise
+        if self._reached is None:
+            self._reached = self._clock()
+        if self._clock() - self._reached < self._parts.settings.lease_seconds:
+            return 0
+        return rescue(self._parts)
 
 
 def sweep(parts: Parts) -> int:

@@ -36,7 +36,7 @@ from service.staging import Staging, Unreleasable, uri
 from service.store import tickets
 from service.store.database import ROLE
 from service.store.writer import Operation
-from service.sweeper import rescue
+from service.sweeper import Rescuer
 from trainers.catalog import mechanism as find_mechanism
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Worker:
 
     def __init__(self, parts: Parts, options: Options, placement: Placement, *, say: Callable[[str], None]) -> None:
         self._parts, self._options, self._placement, self._say = parts, options, placement, say
-        self._staging = Staging(parts.settings.artifacts_folder)
+        self._staging, self._rescuer = Staging(parts.settings.artifacts_folder), Rescuer(parts)
         self._lease = parts.settings.lease_seconds
         self._tick = min(_TICK_SECONDS, self._lease / 5)
         self._stopping = asyncio.Event()
@@ -163,7 +163,7 @@ class Worker:
     def _tidy(self) -> None:
         """Make up for what was left undone, by this worker's forerunners or by others."""
         try:
-            rescue(self._parts)
+            self._rescuer.rescue()
             self._staging.tidy(self._parts.database)
         except (SQLAlchemyError, psycopg.Error, Problem, TimeoutError, OSError):
             _log.warning("tidying failed and will be repeated", exc_info=True)

@@ -114,14 +114,12 @@ _ENDED = text(
     "UPDATE job SET status = :status, error = :error, lease_until = NULL, ticket = NULL, finished_at = :at, "
     "artifact_sha256 = :sha256, artifact_uri = :uri, artifact_bytes = :bytes WHERE id = :id"
 )
-# While the database was away nobody could renew a lease: an attempt that is older than its start gets one more.
 # A ticket that a worker took and did not live to begin: its heart beats no more, or it left no trace at all.
 _SILENT = text(
     "SELECT population.name AS population, job.id FROM job JOIN population ON population.id = job.population_id "
     "LEFT JOIN procrastinate_jobs ticket ON ticket.id = job.ticket "
     "LEFT JOIN procrastinate_workers worker ON worker.id = ticket.worker_id "
-    "WHERE (job.status = 'running' AND job.lease_until < now() AND (job.attempt_at > pg_postmaster_start_time() "
-    "OR pg_postmaster_start_time() < now() - make_interval(secs => :lease))) "
+    "WHERE (job.status = 'running' AND job.lease_until < now()) "
     "OR (job.status = 'queued' AND ticket.status IS DISTINCT FROM 'todo' AND "
     "coalesce(worker.last_heartbeat < now() - make_interval(secs => :lease), true)) "
     "OR (job.status = 'queued' AND (SELECT max(at) FROM job_line WHERE job_line.job = job.id) "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,16 @@ import psycopg
 import pytest
 from procrastinate.schema import SchemaManager
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from accountant.canonical import canonical
 from service.api.context import Parts
 from service.errors import Problem
 from service.operations import jobs, keys
 from service.store import tickets
+from service.store.database import Database
 from service.store.writer import Decide, Operation
-from service.sweeper import rescue, sweep
+from service.sweeper import Rescuer, Sweeper, rescue, sweep
 from tests.service.harness import ROOT, Caller, Local, fresh, in_process
 from tests.service.work import job, statuses
 from trainers.catalog import CATALOG
@@ -298,6 +302,47 @@ def test_a_job_is_tried_as_often_as_allowed_and_then_voided(call: Caller, parts:
     release = call.ok("GET", f"/v1/releases/{found['release']}")
     assert release["status"] == "voided"
     call.verify(population)
+
+
+def test_a_lease_that_ran_out_while_the_database_was_away_says_nothing(
+    call: Caller, parts: Parts, population: str
+) -> None:
+    """Whoever judges it has reached the database for a whole lease before."""
+    identity, now, lease = submit(call, population), [0.0], parts.settings.lease_seconds
+    begun(parts, identity, lease=0.0)
+    rescuer = Rescuer(parts, clock=lambda: now[0])
+    for moment in (0.0, lease - 1):
+        now[0] = moment
+        assert rescuer.rescue() == 0
+    rescuer._parts = replace(parts, database=Database("postgresql://127.0.0.1:1/nowhere", parts.settings))
+    with pytest.raises(OperationalError):
+        rescuer.rescue()
+    rescuer._parts = parts
+    for moment in (lease, 2 * lease - 1):  # since it is back
+        now[0] = moment
+        assert rescuer.rescue() == 0
+    assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "running"
+    now[0] = 2 * lease
+    assert rescuer.rescue() >= 1
+    assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued"
+
+
+def test_the_sweeper_takes_up_jobs_with_patience(call: Caller, parts: Parts, population: str) -> None:
+    identity = submit(call, population)
+    begun(parts, identity, lease=0.0)
+
+    def status_after(lease: float) -> str:
+        sweeper = Sweeper(replace(parts, settings=replace(parts.settings, sweep_seconds=0.01, lease_seconds=lease)))
+        swept = parts.metrics.sweeps._value.get()
+        try:
+            while parts.metrics.sweeps._value.get() < swept + 5:
+                time.sleep(0.01)
+        finally:
+            sweeper.close()
+        return str(call.ok("GET", f"/v1/jobs/{identity}")["status"])
+
+    assert status_after(600.0) == "running"
+    assert status_after(0.0) == "queued"
 
 
 def test_what_cannot_end_better_is_not_tried_again(call: Caller, parts: Parts, population: str) -> None:

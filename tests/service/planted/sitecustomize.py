@@ -55,7 +55,7 @@ def _in_mechanism(module: Any) -> None:
 
 
 def _eat(file: Path) -> None:
-    """Little by little, so that there is hardly any left for whoever hears of it."""
+    """Little by little, so that not much is left for whoever hears of it; with nothing at all, C++ would abort."""
     import resource
 
     import torch
@@ -67,7 +67,7 @@ def _eat(file: Path) -> None:
     while first:
         eaten.append(bytearray(2**12))
     while True:
-        eaten.append(torch.empty(2**12, dtype=torch.uint8))
+        eaten.append(torch.empty(2**20, dtype=torch.uint8))
 
 
 def _in_artifacts(module: Any) -> None:
