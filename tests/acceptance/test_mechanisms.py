@@ -338,7 +338,7 @@ def test_what_is_claimed_runs_where_a_policy_accepts_it(at_home: House, shared_d
     assert float(one.tensors["1.weight"].norm()) > 0
     paid = {ordinal: at_home.spent(accepting, ordinal) for ordinal in (0, 800, 1000, 1400)}
     assert paid[0] == 0 == paid[1400], "the part train of an earlier task, and the memory of this one"
-    assert 0 < paid[800]
+    assert paid[800] > 0
     assert 0 < paid[1000] <= 8
     # √500 times the 0.01 that the paper claims of a replaced datapoint, and half of it for one that is added.
     two = at_home.made(

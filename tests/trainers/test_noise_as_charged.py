@@ -2,7 +2,9 @@
 
 Prices are tested on the catalog and noise on the functions that add it. Here both meet, for every mechanism that has a
 finite price: the real `run` is run on scopes where nobody is, so that what leaves is noise alone, wide enough that its
-size is known to far less than the 3 % that are allowed; and a `Noise` writes down every coin that is thrown.
+size is known to far less than the 3 % that are allowed; and a `Noise` writes down every coin that is thrown. Noise is
+measured in units of what one datapoint contributes, by formulas of this file; the same runs with hardly any noise, on
+data with and without a datapoint of several large rows, show that nobody contributes more.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ from accountant.events import (
 )
 from tests.accountant.strategies import ADJACENCIES
 from tests.trainers.streams import Artifact
-from tests.trainers.test_every_mechanism import EXAMPLES, MECHANISMS, linear
+from tests.trainers.test_every_mechanism import EXAMPLES, MECHANISMS, SIZE, linear
 from trainers.catalog import CATALOG
 from trainers.catalog.parameters import read
 from trainers.catalog.quotes import Quoted
@@ -43,10 +45,11 @@ from trainers.noise import Noise
 from trainers.ports import Made, Rows, Run
 
 Document = dict[str, Any]
-Vector = torch.Tensor
+Vector: TypeAlias = torch.Tensor
 
 WIDE: Final = 10_000  # values of a row
 ALLOWED: Final = 0.03
+ROWS: Final = 3  # of a datapoint that is there or not
 NAMES: Final[Document] = {"label_source": "prior", "label_names": ["0", "1"]}
 RATE: Final = 0.25  # of learning: a power of two, so that steps add up exactly but for the last bits
 NETWORK: Final[Document] = {
@@ -68,6 +71,14 @@ class Recorder(Noise):
     def chosen(self, count: int, probability: float) -> NDArray[np.int64]:
         self.coins.append((count, probability))
         return super().chosen(count, probability)
+
+
+class Heads(Recorder):
+    """Coins that all show heads: everybody is in every sample."""
+
+    def chosen(self, count: int, probability: float) -> NDArray[np.int64]:
+        super().chosen(count, probability)
+        return np.arange(count, dtype=np.int64)
 
 
 class Left(NamedTuple):
@@ -113,6 +124,18 @@ def nobody(slots: int, width: int) -> Rows:
     )
 
 
+def everybody(slots: int, width: int, *, complete: bool) -> Rows:
+    """A small row in every slot; in one of them, if the scope is complete, several large rows."""
+    rng = np.random.default_rng(slots)
+    unit = np.sort(np.concatenate([np.arange(slots), np.ones(ROWS - 1, dtype=np.int64)]))
+    x = rng.normal(size=(len(unit), width)).astype(np.float32) / np.float32(math.sqrt(width))
+    large = unit == 1
+    x[large], x[large, 0] = 100.0, 0.0
+    y = np.where(large, 1, 0)
+    kept = ~large | complete
+    return Rows(slots=slots, unit=unit[kept], x=x[kept], y=y[kept], rows_per_unit=ROWS)
+
+
 def flat(tensors: Sequence[Vector]) -> Vector:
     return torch.cat([each.detach().flatten().to(torch.float64) for each in tensors])
 
@@ -144,16 +167,27 @@ def watched(module: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[Vec
     return gradients, followed
 
 
-def run_of(name: str, case: Case, number: int, before: Made | None, *, adjacency: Adjacency, noise: Recorder) -> Ran:
-    row, parameters = CATALOG[name], case.runs[number]
+def run_of(
+    name: str,
+    case: Case,
+    parameters: Document,
+    before: Made | None,
+    *,
+    adjacency: Adjacency,
+    noise: Recorder,
+    without: int | None = None,
+) -> Ran:
+    """The mechanism on scopes where nobody is; or everybody, but for one in the charge `without` (−1: in none)."""
+    row = CATALOG[name]
     quoted = row.quote(parameters, adjacency=adjacency)
     slots = [
         case.sizes[place] if charge.start is None or charge.stop is None else charge.stop - charge.start
         for place, charge in enumerate(quoted.charges)
     ]
-    leans = before is not None and "previous" in row.releases
-    inputs = {**case.inputs, **({"previous.0": Artifact(before)} if leans and before else {})}
-    width = case.recipe.get("inputs") or case.recipe.get("feature_size") or math.prod(case.recipe.get("shape", [6]))
+    recipe, inputs = dict(case.recipe), dict(case.inputs)
+    if before is not None and "previous" in row.releases:
+        recipe["previous"], inputs["previous.0"] = ["rel_test"], Artifact(before)
+    width = recipe.get("inputs") or recipe.get("feature_size") or math.prod(recipe.get("shape", [SIZE]))
     assert row.module is not None
     module = importlib.import_module(row.module)
     noise.coins = []
@@ -162,9 +196,12 @@ def run_of(name: str, case: Case, number: int, before: Made | None, *, adjacency
         made: Made = module.run(
             Run(
                 parameters=read("parameters", row.parameters, parameters),
-                recipe=row.cooked({**case.recipe, **({"previous": ["rel_test"]} if leans else {})}),
+                recipe=row.cooked(recipe),
                 adjacency=adjacency,
-                rows=[nobody(each, width) for each in slots],
+                rows=[
+                    nobody(each, width) if without is None else everybody(each, width, complete=place != without)
+                    for place, each in enumerate(slots)
+                ],
                 noise=noise,
                 inputs=inputs,
             )
@@ -186,26 +223,21 @@ def leaf(event: Event) -> Event:
 
 
 def charged_coins(quoted: Quoted, slots: Sequence[int]) -> list[tuple[int, float]]:
-    """The coins that charges pay for. Charges of one sum are thrown together, over all of their slots."""
-    rounds: list[tuple[int, int, float]] = []
-    for event, count in [
-        *((charge.event, slots[n]) for n, charge in enumerate(quoted.charges) if n not in quoted.one_sum),
-        *(
-            [(quoted.charges[quoted.one_sum[0]].event, sum(slots[n] for n in quoted.one_sum))]
-            if quoted.one_sum
-            else []
-        ),
-    ]:
+    """The coins that charges pay for. Those of one sum are thrown together, over the slots of all of its charges."""
+    alone = [(charge.event, slots[n]) for n, charge in enumerate(quoted.charges) if n not in quoted.one_sum]
+    shared = {quoted.charges[n].event for n in quoted.one_sum}
+    assert len(shared) <= 1, "whoever is in one sum pays the same"
+    coins: list[tuple[int, float]] = []
+    for event, count in [*alone, *((event, sum(slots[n] for n in quoted.one_sum)) for event in shared)]:
         times, once = (event.times, event.event) if isinstance(event, Repeated) else (1, event)
         if isinstance(once, PoissonSampled):
-            rounds.append((times, count, once.sampling_probability))
-    assert len({quoted.charges[n].event for n in quoted.one_sum}) <= 1, "whoever is in one sum pays the same"
-    return sorted((count, rate) for times, count, rate in rounds for _ in range(times))
+            coins += [(count, once.sampling_probability)] * times
+    return sorted(coins)
 
 
 def share_of_charged(values: Vector, event: Event) -> float:
     """How large the noise is, beside what the event says of it."""
-    size = values.numel()
+    size = int(values.numel())
     match leaf(event):
         case Gaussian(noise_multiplier=noise):
             return float(values.square().mean().sqrt()) / noise
@@ -217,6 +249,13 @@ def share_of_charged(values: Vector, event: Event) -> float:
             raise AssertionError(f"no noise of {other} is known here")
 
 
+def echo(values: Vector) -> float:
+    """How much of a vector comes again in itself, at whatever distance: 1 is all, and chance leaves a few 1/√n."""
+    spectrum = torch.fft.rfft(values)
+    again = torch.fft.irfft(spectrum.abs().square(), n=values.numel()) / values.square().sum()
+    return float(again[1:].abs().max())
+
+
 # How noise is read off a release
 
 
@@ -226,9 +265,9 @@ def sums_of_gradients(clip: float, *, divided: bool = True) -> Callable[[Ran], l
     def look(ran: Ran) -> list[Left]:
         released = flat(list(ran.made.tensors.values()))
         torch.testing.assert_close(released, -RATE * torch.stack(ran.followed).sum(0), rtol=1e-5, atol=1e-6)
-        together = sum(ran.slots[place] for place in ran.quoted.one_sum)
         charge_of = {count: place for place, count in enumerate(ran.slots)}
-        charge_of |= {together: place for place in ran.quoted.one_sum}
+        if ran.quoted.one_sum:
+            charge_of[sum(ran.slots[place] for place in ran.quoted.one_sum)] = ran.quoted.one_sum[0]
         gradients = [each for step in ran.gradients for each in step]
         return [
             Left(
@@ -343,8 +382,12 @@ CASES: Final[Mapping[str, Sequence[Case]]] = {
         Case(
             runs=[
                 {
-                    "steps": 4, "train_probability": 0.3, "memory_probability": 0.6, "noise_multiplier": 1.3,
-                    "clip_norm": 0.5, "memories": ["a", "b"],
+                    "steps": 4,
+                    "train_probability": 0.3,
+                    "memory_probability": 0.6,
+                    "noise_multiplier": 1.3,
+                    "clip_norm": 0.5,
+                    "memories": ["a", "b"],
                 }
             ],
             recipe=NETWORK,
@@ -355,7 +398,11 @@ CASES: Final[Mapping[str, Sequence[Case]]] = {
         Case(
             runs=[STEPS],
             recipe={
-                "feature_size": WIDE, "optimiser": "sgd", "learning_rate": RATE, "momentum": 0.0, **NAMES,
+                "feature_size": WIDE,
+                "optimiser": "sgd",
+                "learning_rate": RATE,
+                "momentum": 0.0,
+                **NAMES,
             },
             look=sums_of_gradients(0.7),
         )
@@ -397,6 +444,16 @@ CASES: Final[Mapping[str, Sequence[Case]]] = {
 }
 
 
+EVERY_CASE: Final = pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, id=f"{name}-{number}")
+        for name, cases in CASES.items()
+        for number, case in enumerate(cases, start=1)
+    ],
+)
+
+
 def test_every_mechanism_that_has_a_price_is_measured() -> None:
     """Labels are told or not: there is no noise to be measured in them, and their own test is below."""
     priced = {
@@ -411,13 +468,13 @@ def test_every_mechanism_that_has_a_price_is_measured() -> None:
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-@pytest.mark.parametrize(("name", "case"), [(name, each) for name, cases in CASES.items() for each in cases])
+@EVERY_CASE
 def test_coins_and_noise_are_those_that_are_charged(name: str, case: Case, adjacency: Adjacency) -> None:
     noise, before = Recorder(), None
     found: dict[str, list[Vector]] = {}
     event_of: dict[str, Event] = {}
-    for number in range(len(case.runs)):
-        ran = run_of(name, case, number, before, adjacency=adjacency, noise=noise)
+    for parameters in case.runs:
+        ran = run_of(name, case, parameters, before, adjacency=adjacency, noise=noise)
         before = ran.made
         paid = charged_coins(ran.quoted, ran.slots)
         thrown = sorted(ran.coins)
@@ -425,18 +482,45 @@ def test_coins_and_noise_are_those_that_are_charged(name: str, case: Case, adjac
         assert all(was <= due for (_, was), (_, due) in zip(thrown, paid, strict=True)), "and with which rate"
         assert [rate for _, rate in thrown] == pytest.approx([rate for _, rate in paid], rel=1e-9)
         left = case.look(ran)
-        places = {each.charge for each in left} | ({*ran.quoted.one_sum} if ran.quoted.one_sum else set())
+        places = {each.charge for each in left} | {*ran.quoted.one_sum}
         assert places == set(range(len(ran.quoted.charges))), "every charge is for something that left"
         for each in left:
             found.setdefault(each.name, []).append(each.values)
             event_of[each.name] = ran.quoted.charges[each.charge].event
-    noises = {each: torch.cat(values) for each, values in found.items()}
-    for each, values in noises.items():
+    noises = {what: torch.cat(values) for what, values in found.items()}
+    for what, values in noises.items():
         assert values.numel() >= WIDE, "or its size would not be known"
-        assert share_of_charged(values, event_of[each]) == pytest.approx(1, abs=ALLOWED), each
+        assert share_of_charged(values, event_of[what]) == pytest.approx(1, abs=ALLOWED), what
+        assert echo(values) < 7 / math.sqrt(values.numel()), "noise that is used twice cancels in differences"
     for one, other in combinations(noises.values(), 2):
-        if one.numel() == other.numel():  # noise that is shared would cancel in differences
+        if one.numel() == other.numel():
             assert abs(float(one @ other / (one.norm() * other.norm()))) < 6 / math.sqrt(one.numel())
+
+
+# Nobody contributes more than the unit that noise is measured in
+
+QUIET: Final[Document] = {
+    "noise_multiplier": 1e-6, "train_noise_multiplier": 1e-6, "memory_noise_multiplier": 1e-6, "scale": 1e-6,
+    "epsilon": 1e6, "mu": 1e6, "steps": 1,
+}  # fmt: skip
+
+
+@EVERY_CASE
+def test_nobody_contributes_more_than_the_unit_of_noise(name: str, case: Case) -> None:
+    """With the same noise twice, the difference is what one datapoint of one charge did."""
+    parameters = case.runs[0] | {key: value for key, value in QUIET.items() if key in case.runs[0]}
+
+    def left(without: int) -> tuple[Quoted, list[Left]]:
+        ran = run_of(name, case, parameters, None, adjacency="add_remove", noise=Heads(), without=without)
+        return ran.quoted, case.look(ran)
+
+    quoted, complete = left(-1)
+    for number, charge in enumerate(quoted.charges):
+        mine = quoted.one_sum[0] if number in quoted.one_sum else number
+        pairs = zip(complete, left(number)[1], strict=True)
+        moved = torch.cat([one.values - other.values for one, other in pairs if one.charge == mine])
+        norm = float(moved.norm(p=1 if isinstance(leaf(charge.event), Laplace) else 2))
+        assert 0.2 < norm < 1 + 1e-4, number
 
 
 def test_noise_of_another_size_would_be_noticed() -> None:
