@@ -447,7 +447,7 @@ CASES: Final[Mapping[str, Sequence[Case]]] = {
 EVERY_CASE: Final = pytest.mark.parametrize(
     ("name", "case"),
     [
-        pytest.param(name, case, id=f"{name}-{number}")
+        pytest.param(name, case, id=f"{name}-{number}", marks=[pytest.mark.slow] if len(case.runs) == TIMES else [])
         for name, cases in CASES.items()
         for number, case in enumerate(cases, start=1)
     ],
