@@ -6,6 +6,7 @@ good a mechanism is, the tests of mechanisms show with noise that can be repeate
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -310,3 +311,43 @@ def test_what_is_not_proved_is_refused_by_default(at_home: House, name: str) -> 
     assert "policy.proof_status" in {reason["code"] for reason in denied.value.reasons}
     assert list(at_home.stint.jobs(population=population)) == []
     assert at_home.spent(population, 0) == 0
+
+
+def test_what_is_claimed_runs_where_a_policy_accepts_it(at_home: House, shared_data: Path) -> None:
+    """For reproduction: as jobs, at the price that our own argument gives them, to artifacts like any other."""
+    x, y = images(shared_data / "mnist", "train", 1500)
+    data = {"uri": at_home.arrays(x=x, y=y), "x": "x", "y": "y"}
+    sizes = {
+        "train": [{"ranges": [[0, 800]]}, {"ranges": [[1000, 1400]]}],
+        "memory": [{"ranges": [[800, 1000]]}, {"ranges": [[1400, 1500]]}],
+    }
+    default, accepting = at_home.population(1500), at_home.population(1500, accepts=["proved", "claimed"])
+    for population in (default, accepting):
+        at_home.tasks(population, [1000, 500], **sizes)
+    run = {**MEMORY, "noise_multiplier": 4.0, "memories": ["task-1"]}
+    cheap = {"epsilon": 0.01, "weights": 500}
+    for name, parameters, recipe in (
+        ("dp-agem-as-published", run, LINEAR),
+        ("output-perturbation-as-published", cheap, CONVEX),
+    ):
+        with pytest.raises(Denied) as denied:
+            at_home.made(default, name, parameters, task="task-2", recipe=recipe, data=data)
+        assert {reason["code"] for reason in denied.value.reasons} == {"policy.proof_status"}  # the budget would do
+    one = at_home.made(accepting, "dp-agem-as-published", run, task="task-2", recipe=LINEAR, data=data)
+    assert one.tensors["1.weight"].shape == (10, 49)
+    assert float(one.tensors["1.weight"].norm()) > 0
+    paid = {ordinal: at_home.spent(accepting, ordinal) for ordinal in (0, 800, 1000, 1400)}
+    assert paid[0] == 0 == paid[1400], "the part train of an earlier task, and the memory of this one"
+    assert paid[800] > 0
+    assert 0 < paid[1000] <= 8
+    # √500 times the 0.01 that the paper claims of a replaced datapoint, and half of it for one that is added.
+    two = at_home.made(
+        accepting, "output-perturbation-as-published", cheap, scope={"ranges": [[0, 800]]}, recipe=CONVEX, data=data
+    )
+    assert two.tensors["weight"].shape == (10, 49)
+    assert at_home.spent(accepting, 0) == pytest.approx(0.01 * 500**0.5 / 2, rel=1e-3)
+    for made in (one, two):
+        card = json.loads((at_home.folder / "artifacts" / made.release / "card.json").read_text(encoding="utf-8"))
+        assert card["proof_status"] == "claimed"  # whoever gets the model is told
+        assert set(predict([made], x[:50])) <= set(DIGITS)
+    assert at_home.stint.verify(accepting)["ok"]

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 from service.client import Denied, Stint, dp_sgd
@@ -144,6 +146,64 @@ def test_a_job_is_committed_with_its_artifact_and_charged_once(
     assert (second["status"], second["error"]) == ("committed", None)
     artifact(house, second)
     assert staged(house) == []
+
+
+RADIUS, MODULUS, ITERATIONS = 1.0, 0.5, 30
+
+
+def regression(x: NDArray[np.float64], y: NDArray[np.int64], *, slots: int) -> NDArray[np.float64]:
+    """What `output-perturbation` does before its noise, once more: two labels, no bias, rows of norm 1."""
+    weights = np.zeros((2, x.shape[1]))
+    for _ in range(ITERATIONS):
+        scores = np.exp(x @ weights.T)
+        slopes = scores / scores.sum(axis=1, keepdims=True) - np.eye(2)[y]
+        weights -= 2 / (RADIUS**2 / 2 + 2 * MODULUS) * (slopes.T @ x / slots + MODULUS * weights)
+    return weights
+
+
+@pytest.mark.usefixtures("hand")
+def test_whoever_was_trimmed_keeps_a_slot_and_is_neither_read_nor_charged(house: Local, call: Caller) -> None:
+    """Half of the scope has nothing left. Noise is small beside what those rows, or missing slots, would change."""
+    count, gone, noise = 10_000, 5_000, 4.0
+    population = call.population(count=count, epsilon=2.0, delta=1e-5, on_exhausted="trim")
+    before = call.propose(population, ({"ranges": [[0, gone]]}, {"kind": "pure_dp", "epsilon": 1.9}))
+    call.ok("POST", f"/v1/releases/{before['id']}/commit", {"artifact": {"sha256": "0" * 64}})
+    spent = call.reading(population, 0)["spent"]
+    # Those who are gone point one way, and those who are left another: what a weight learned tells from whom.
+    x, y = np.zeros((count, 2), dtype=np.float32), np.arange(count) % 4 // 3
+    x[:gone, 0] = x[gone:, 1] = 1.0
+    uri = data(house.parts).with_name("trimmed.npz")
+    np.savez(uri, x=x, y=y)
+    new = job(
+        population,
+        uri,
+        scope={"ranges": [[0, count]]},
+        mechanism={
+            "name": "output-perturbation", "parameters": {"noise": "gaussian", "noise_multiplier": noise},
+        },
+        recipe={
+            "shape": [2], "radius": RADIUS, "modulus": MODULUS, "iterations": ITERATIONS, "bias": False,
+            "label_source": "prior", "label_names": ["0", "1"],
+        },
+    )  # fmt: skip
+    made = call.ok("POST", "/v1/jobs", new)
+    assert made["release"]["decision"]["trimmed"] == gone
+    found = until(call, made["id"], lambda now: now["status"] not in {"queued", "running"})
+    assert (found["status"], found["error"]) == ("committed", None)
+    with safe_open(artifact(house, found), framework="np") as file:
+        weights = file.get_tensor("weight")
+    # √2 R/(m n) is what one datapoint contributes at most; eight deviations are never passed.
+    room = 8 * noise * 2**0.5 * RADIUS / (MODULUS * count)
+    own, labels = x[gone:].astype(np.float64), y[gone:]
+    assert np.abs(weights - regression(own, labels, slots=count)).max() < room
+    assert np.abs(weights - regression(own, labels, slots=count - gone)).max() > 2 * room
+    assert np.abs(weights - regression(x.astype(np.float64), y, slots=count)).max() > 2 * room
+    for ordinal in (0, gone - 1, gone, count - 1):
+        shown = call.ok("GET", f"/v1/populations/{population}/datapoints/{ordinal}")
+        assert [each["release"] for each in shown["charges"]] == [before["id"] if ordinal < gone else found["release"]]
+    assert call.reading(population, gone - 1)["spent"] == spent
+    assert 0 < call.reading(population, gone)["spent"] <= 2.0
+    call.verify(population)
 
 
 @pytest.mark.usefixtures("hand")
