@@ -12,7 +12,7 @@ from accountant.envelopes import MAX_BYTES
 from service.api.context import Anyone, Parts, Service, problems
 from service.api.releases import ReleaseId, body_of, owner_of
 from service.errors import NotFound, Problem
-from service.operations import certificates
+from service.operations import audits, certificates
 from service.signing import is_signed
 
 router = APIRouter(prefix="/v1", tags=["evidence"])
@@ -51,7 +51,14 @@ def envelope_of(parts: Parts, release: str) -> bytes:
     body = body_of(parts, release)
     with parts.books.read(owner_of(parts, release)) as book:
         given = certificates.facts(book, release, body)
-    return certificates.certificate(parts.database, parts.secrets, given, labels_of=_labels_of(parts))
+    found = audits.findings_of(audits.bodies(parts.database, release))
+    return certificates.certificate(
+        parts.database,
+        parts.secrets,
+        given,
+        labels_of=_labels_of(parts),
+        findings=[{"code": each.code, "basis": each.basis, "severity": each.severity} for each in found],
+    )
 
 
 def _labels_of(parts: Parts) -> Any:

@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from accountant import certificates as certified
 from accountant import envelopes
+from accountant.audit.findings import finding_from
 from accountant.book import Book
 from accountant.canonical import from_canonical
 from service.errors import NotFound, Problem
@@ -112,7 +113,6 @@ def of_population(
     until: datetime,
     now: datetime,
     certify: Certify,
-    findings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The report on a population from `since` (its beginning, if none is said) until, and without, `until`.
 
@@ -128,6 +128,7 @@ def of_population(
     policies: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
     ended: list[str] = []
+    findings: list[dict[str, Any]] = []
     for number, digest, body in _Log(database, population):
         document = from_canonical(body)
         if document["at"] >= last:
@@ -148,6 +149,7 @@ def of_population(
                 "invalid", f"The period has more than {MOST_ENTRIES:,} entries: ask for a shorter one.", "from"
             )
         entries.append(_entry(book, number, digest, document))
+        findings += _findings(number, document)
         if document["kind"] in {"release.held", "release.denied"}:
             decisions.append(_decision(document, number))
         elif document["kind"] in {"release.committed", "release.expired"}:
@@ -177,7 +179,7 @@ def of_population(
         "decisions": decisions,
         "refusals": sum(each["outcome"] == "denied" for each in decisions),
         "entries": entries,
-        "findings": [dict(each) for each in findings],
+        "findings": findings,
         **_certificates(ended, certify),
         **_checkpoints(database, first or book.created_at, last),
         "method": [sentence.format(unit=book.unit) for sentence in METHOD],
@@ -193,7 +195,6 @@ def of_release(
     accepted: Sequence[ProofStatus],
     now: datetime,
     certify: Certify,
-    findings: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The report on one release: what was asked, what was decided and why, and what became of it."""
     with database.transaction() as connection:
@@ -221,7 +222,7 @@ def of_release(
         "decisions": [_decision(documents[0][2], documents[0][0])],
         "refusals": int(known.status == "denied"),
         "entries": [_entry(book, number, digest, document) for number, digest, document in documents],
-        "findings": [dict(each) for each in findings],
+        "findings": [each for number, _, document in documents for each in _findings(number, document)],
         **_certificates([release] if known.status in CERTIFIED else [], certify),
         "checkpoints": [],
         "checkpoints_in_all": 0,
@@ -304,6 +305,12 @@ def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
     }
 
 
+def _findings(number: int, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an entry says against its release, in words."""
+    where = {"release": document.get("release"), "entry": number}
+    return [where | finding_from(record).to_json() for record in document.get("findings", ())]
+
+
 def _entry(book: Book, number: int, digest: bytes, document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "number": number,
@@ -348,6 +355,8 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
         case "release.denied":
             reasons = ", ".join(each["code"] for each in document["decision"]["reasons"])
             return f"Release {release} ({document['release_kind']}) was denied: {reasons}."
+        case "release.audited":
+            return f"Release {release} was audited, with {len(document['findings']):,} findings."
         case "release.committed":
             artifact = document.get("artifact")
             named = f", as the artifact {artifact['sha256']}" if artifact else ""

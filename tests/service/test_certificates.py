@@ -98,7 +98,10 @@ def test_a_committed_release_is_certified_with_its_own_epsilon_and_the_promise(
     assert "ever" in life["of"]
     assert said["mechanism"]["parameters"] == SGD["parameters"]
     assert [each["datapoints"] for each in said["charges"]] == [50]
-    assert (said["policy"]["version"], said["findings"]) == (1, [])
+    assert said["policy"]["version"] == 1
+    shown = house.officer.get(f"/v1/releases/{release}")["findings"]
+    assert said["findings"] == [{key: each[key] for key in ("code", "basis", "severity")} for each in shown]
+    assert "tuning.undeclared" in {each["code"] for each in said["findings"]}
     numbers = {each["kind"]: (each["number"], each["hash"]) for each in said["ledger"]["entries"]}
     log = {each["number"]: each for each in house.auditor.get(f"/v1/populations/{name}/ledger")["items"]}
     assert all(log[number]["hash"] == digest for number, digest in numbers.values())

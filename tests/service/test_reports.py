@@ -88,7 +88,11 @@ def test_a_period_has_everything_that_happened_in_it_and_nothing_else(house: Hou
     assert "ε = 1.5" in said["policies"][1]["text"]
     assert "left out" in said["policies"][0]["text"]
     assert said["checkpoints"]
-    assert said["findings"] == []
+    found = {(each["release"], each["code"], each["entry"]) for each in said["findings"]}
+    held = next(each["number"] for each in said["entries"] if each["release"] == story["late"])
+    assert (story["late"], "tuning.undeclared", held) in found
+    assert {each for each, _, _ in found} <= set(decisions)
+    assert all(each["message"] and each["remedy"] for each in said["findings"])
     whole = report(house, story["name"])["report"]
     assert len(whole["entries"]) == len(log)
     assert whole["budgets"]["start"] is None
