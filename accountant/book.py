@@ -65,6 +65,7 @@ class Policy:
     accepts: tuple[ProofStatus, ...] = ("proved",)
     named_scopes: bool = False  # whether a pipeline may name single datapoints, by key or bitmap
     findings: Mapping[str, Verdict] = field(default_factory=lambda: DEFAULT_VERDICTS)  # which ones deny a release
+    data: tuple[Document, ...] = ()  # whose the rows of files are, by their addresses; if empty, jobs say it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,6 +526,7 @@ def created(
     accepts: Sequence[ProofStatus] = ("proved",),
     named_scopes: bool = False,
     findings: Mapping[str, str] = MappingProxyType({}),
+    data: Sequence[Document] = (),
 ) -> Body:
     """The first body of a log: what is promised, for ever."""
     if unit not in get_args(Unit):
@@ -538,6 +540,7 @@ def created(
         accepts=_accepted(accepts),
         named_scopes=named_scopes,
         findings={**DEFAULT_VERDICTS, **verdicts_of(findings)},
+        data=tuple(data),
     )
     return {
         "kind": "population.created",
@@ -708,6 +711,7 @@ def policy_to(policy: Policy) -> Body:
         "accepts": list(policy.accepts),
         "named_scopes": policy.named_scopes,
         "findings": dict(policy.findings),
+        "data": [dict(rule) for rule in policy.data],
     }
 
 
@@ -724,6 +728,7 @@ def _policy_from(document: Document, promise: Filter) -> Policy:
         accepts=_accepted(document["accepts"]),
         named_scopes=document["named_scopes"],
         findings={**DEFAULT_VERDICTS, **verdicts_of(document.get("findings", {}))},  # older logs say nothing of them
+        data=tuple(document.get("data", ())),
     )
 
 

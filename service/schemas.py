@@ -60,6 +60,22 @@ class Budget(Closed):
     delta_parts: Delta | None = None
 
 
+class DataRule(Closed):
+    """Whose the rows of a file are, or of all files below a folder, whose address ends in a slash."""
+
+    uri: Annotated[str, Field(min_length=1, max_length=4096)]
+    address: Literal["row", "ordinal", "key"]
+    first: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = Field(default=0, description="of rows by place")
+    unit: Annotated[str, Field(max_length=4096)] = Field(default="", description="the column of ordinals or keys")
+    rows_per_unit: Annotated[int, Field(ge=1, le=10_000, strict=True)] = Field(default=1, description="at most")
+
+
+DataRules = Annotated[
+    list[DataRule],
+    Field(max_length=100, description="whose the rows of files are; if there are any, jobs read no other files"),
+]
+
+
 class NewPopulation(Closed):
     """The datapoints under one promise."""
 
@@ -73,6 +89,7 @@ class NewPopulation(Closed):
     accepts: list[ProofStatus] = Field(default=["proved"], min_length=1, max_length=3)
     named_scopes: bool = Field(default=False, description="whether pipelines may name single datapoints")
     findings: Verdicts = Field(default_factory=dict)
+    data: DataRules = Field(default_factory=list)
 
 
 class PolicyChange(Closed):
@@ -87,6 +104,7 @@ class PolicyChange(Closed):
     accepts: list[ProofStatus] | None = Field(default=None, min_length=1, max_length=3)
     named_scopes: bool | None = None
     findings: Verdicts | None = None
+    data: DataRules | None = None
 
 
 class StatusChange(Closed):

@@ -65,6 +65,7 @@ async def create(
         accepts=new.accepts,
         named_scopes=new.named_scopes,
         findings=new.findings,
+        data=[rule.model_dump() for rule in new.data],
     )
     idempotency = await idempotency_of(request, actor, key)
     created = partial(populations.create, parts.database, body, actor=actor.id, idempotency=idempotency)
@@ -149,6 +150,7 @@ async def change_policy(
         accepts=change.accepts,
         named_scopes=change.named_scopes,
         findings=change.findings,
+        data=None if change.data is None else [rule.model_dump() for rule in change.data],
         if_match=if_match,
     )
     return answered(await decide(request, parts, actor, population, operation, key))

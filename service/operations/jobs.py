@@ -26,6 +26,7 @@ from service.operations.populations import entry
 from service.operations.readings import finite
 from service.store import tickets
 from service.store.writer import Decide, Outcome, stamp
+from trainers.catalog.data_documents import misaddressed
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -166,6 +167,8 @@ def submit(proposal: Proposal, work: Work, *, by: Actor) -> Decide:
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
         assert proposal.hold_seconds is None
+        if (problem := misaddressed(book.policy.data, work.data)) is not None:
+            raise Problem("forbidden", problem, "data")
         proposed = releases.propose(proposal)(book, at, None)
         if proposed.held is None:
             return Outcome(

@@ -104,6 +104,7 @@ def policy(given: Policy) -> dict[str, Any]:
         "accepts": list(given.accepts),
         "named_scopes": given.named_scopes,
         "findings": dict(given.findings),
+        "data": [dict(rule) for rule in given.data],
     }
 
 
@@ -130,6 +131,7 @@ def change_policy(
     accepts: Sequence[ProofStatus] | None,
     named_scopes: bool | None,
     findings: Mapping[str, str] | None,
+    data: Sequence[Mapping[str, Any]] | None,
     if_match: str | None,
 ) -> Decide:
     """A new version: it may lower ε or δ and change rules, never raise them."""
@@ -145,6 +147,7 @@ def change_policy(
             accepts=now.accepts if accepts is None else tuple(accepts),
             named_scopes=now.named_scopes if named_scopes is None else named_scopes,
             findings=now.findings if findings is None else {**DEFAULT_VERDICTS, **verdicts_of(findings)},
+            data=now.data if data is None else tuple(data),
         )
         over = sum(
             datapoints

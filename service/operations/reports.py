@@ -278,10 +278,11 @@ def policy_in_words(policy: Mapping[str, Any]) -> str:
     }
     names = "may" if policy["named_scopes"] else "may not"
     budget, accepts = policy["budget"], " or ".join(policy["accepts"])
+    files = "Whose the rows of files are is said by rules." if policy.get("data") else ""
     return (
         f"Nobody may be charged more than ε = {budget['epsilon']:g} at δ = {budget['delta']:g} for life. Mechanisms "
         f"are accepted that are {accepts}. {exhausted[policy['on_exhausted']]} "
-        f"Pipelines {names} name single datapoints."
+        f"Pipelines {names} name single datapoints. {files}".rstrip()
     )
 
 

@@ -138,6 +138,44 @@ def test_what_cannot_be_a_job_is_422_and_writes_nothing(
     assert call.ok("GET", f"/v1/releases?population={population}")["items"] == []
 
 
+RULES = [
+    {"uri": "/data/", "address": "key", "unit": "patient", "rows_per_unit": 4},
+    {"uri": "/data/rows/", "address": "row", "first": 7},
+    {"uri": "/data/one.npz", "address": "ordinal", "unit": "number"},
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        ({"uri": "/data/a.npz", "address": "key", "unit": "patient", "rows_per_unit": 4}, ""),
+        ({"uri": "/data/a.npz", "address": "key", "unit": "patient"}, ""),
+        ({"uri": "/data/rows/a.npz", "first": 7}, ""),
+        ({"uri": "/data/one.npz", "address": "ordinal", "unit": "number"}, ""),
+        ({"uri": "/data/a.npz", "address": "key", "unit": "patient", "rows_per_unit": 5}, "allows 4 rows"),
+        ({"uri": "/data/a.npz", "address": "key", "unit": "label"}, "unit 'patient'"),
+        ({"uri": "/data/a.npz", "address": "ordinal", "unit": "patient"}, "address 'key'"),
+        ({"uri": "/data/rows/a.npz"}, "first 7"),
+        ({"uri": "/data/rows/a.npz", "address": "key", "unit": "patient"}, "address 'row'"),
+        ({"uri": "/data/one.npz.npz", "address": "ordinal", "unit": "number"}, "address 'key'"),
+        ({"uri": "/data/rows/../a.npz", "first": 7}, "no rule"),
+        ({"uri": "/other/a.npz", "address": "key", "unit": "patient"}, "no rule"),
+    ],
+)
+def test_a_policy_says_whose_rows_are(call: Caller, population: str, data: dict[str, Any], word: str) -> None:
+    call.ok("PUT", f"/v1/populations/{population}/policy", {"reason": "whose rows are", "data": RULES})
+    assert call.ok("GET", f"/v1/populations/{population}")["policy"]["data"][0]["unit"] == "patient"
+    before = len(call.entries(population))
+    answer = call("POST", "/v1/jobs", job(population, "") | {"data": {"x": "x", "y": "y", **data}})
+    if word:
+        assert (answer.status_code, answer.json()["field"]) == (403, "data")
+        assert word in answer.json()["detail"]
+        assert len(call.entries(population)) == before
+    else:
+        assert (answer.status_code, answer.json()["status"]) == (201, "queued")
+    call.verify(population)
+
+
 def test_a_mechanism_that_no_worker_runs_is_no_job(call: Caller, population: str) -> None:
     paper_only = [each.name for each in CATALOG.values() if each.module is None]
     for name in paper_only:

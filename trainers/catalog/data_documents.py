@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from accountant.cohorts import MAX_DATAPOINTS
@@ -98,3 +98,28 @@ def data_schema() -> dict[str, Any]:
         "anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, schema["properties"]["x"]],
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Data of a job", **schema}
+
+
+def misaddressed(rules: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> str | None:
+    """Why a document may not say so whose rows these are; None if it may.
+
+    Without rules its word is all there is. With rules the longest that covers its URI decides, and a URI that none
+    covers, as it is spelled, is refused.
+    """
+    if not rules:
+        return None
+    uri = str(document["uri"])
+    covering = [
+        rule for rule in rules if uri == rule["uri"] or (rule["uri"].endswith("/") and uri.startswith(rule["uri"]))
+    ]
+    if not covering or ".." in uri.split("/"):
+        return f"The policy says whose the rows of files are, and has no rule for {uri!r}."
+    rule = max(covering, key=lambda each: len(each["uri"]))
+    by_place = rule["address"] == "row"
+    wanted = {"address": rule["address"]} | ({"first": rule["first"]} if by_place else {"unit": rule["unit"]})
+    if any(document.get(name) != value for name, value in wanted.items()):
+        spelled = ", ".join(f"{name} {value!r}" for name, value in wanted.items())
+        return f"The policy says whose the rows of {rule['uri']!r} are: {spelled}."
+    if document["rows_per_unit"] > rule["rows_per_unit"]:
+        return f"The policy allows {rule['rows_per_unit']} rows of one datapoint in {rule['uri']!r}."
+    return None
