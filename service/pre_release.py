@@ -97,12 +97,12 @@ def catalogued(named: Mapping[str, Any], *, adjacency: Adjacency) -> Mechanism |
 
 def labels_in(path: Path) -> list[str] | None:
     """The labels that a file tells: the artifact of a label release, or a JSON list; None if it tells none."""
-    found = inspection.opened(path)
-    if found.is_open:
-        return None if found.labels is None else list(found.labels)
+    told = inspection.labels_in(path)
+    if told is not None:
+        return told
     try:
         listed = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MemoryError):
         return None
     is_list = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
     return listed if is_list else None
@@ -146,7 +146,10 @@ def of_release(
     statements: Mapping[str, Any] | None = None,
     metrics: bool = False,
 ) -> Facts:
-    """All that is known of a release that was proposed; `body` is its entry, `statements` came with its commit."""
+    """All that is known of a release that was proposed; `body` is its entry, `statements` came with its commit.
+
+    `labels` are those of all releases that it builds on; None if one of them is not at hand, and nobody knows.
+    """
     release = book.releases[body["release"]]
     declared = {**body["declared"], **(statements or {})}
     is_ours = "job" in declared
@@ -163,7 +166,7 @@ def of_release(
         priced = catalogued(mechanism, adjacency=book.adjacency) if isinstance(mechanism, Mapping) else None
     except InvalidInput:  # parameters that this version of the mechanism no longer takes
         priced = facts.mechanism
-    known = set(labels or ()) | set((recipe or {}).get("label_names", ()))
+    known = None if labels is None else {*labels, *(recipe or {}).get("label_names", ())}
     said = texts_of(declared, "label_space", "labels")
     digest = text_of(declared, "label_space", "digest")
     artifact = release.artifact
@@ -178,7 +181,7 @@ def of_release(
         accepts=facts.accepts,
         charged=facts.charged,
         statuses=facts.statuses,
-        labels=sorted(known) if known else said,
+        labels=sorted(known) if known else None if is_ours else said,
         label_digests=frozenset() if digest is None else frozenset({digest}),
         overlapping=facts.overlapping,
         metrics=metrics,

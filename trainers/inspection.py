@@ -28,7 +28,7 @@ MAX_BYTES: Final = 1 << 40
 _BLOCK: Final = 1 << 24
 _MAX_INDEX: Final = 1 << 22  # bytes at the end of an archive that are looked at
 _MAX_MEMBERS: Final = 10_000
-_KEPT: Final = 1 << 24  # numbers of a tensor that a check compares
+_KEPT: Final = 1 << 18  # numbers of a tensor that a check compares: its first rows, if it has more
 #: Where files of other tools name their outputs.
 _LABEL_KEYS: Final = ("labels", "label_names", "classes", "class_names", "id2label", "categories")
 
@@ -76,6 +76,16 @@ def earlier(release: str, path: Path, *, keep: Collection[str] = ()) -> Earlier 
         ),
         rows=rows[0] if rows else None,
     )
+
+
+def labels_in(path: Path) -> list[str] | None:
+    """The outputs that a safetensors file names, by its header alone; None if it names none, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            metadata = read_header(file, path.stat().st_size).metadata
+    except (OSError, Malformed):
+        return None
+    return _labels(_facts(metadata), metadata)
 
 
 # ---------------------------------------------------------------- which form it has
@@ -182,8 +192,8 @@ def _tensor(file: IO[bytes], slot: Slot, keep: Collection[str], rows: Rows | Non
             assert rows is not None
             chunk = numbers.reshape(-1, rows.width)
             same += sum(each in rows.digests[slot.dtype] for each in _row_digests(chunk))
-        if slot.name in keep and sum(each.size for each in kept) < _KEPT:
-            kept.append(values.astype(np.float64))
+        if slot.name in keep and (room := _KEPT - sum(each.size for each in kept)) > 0:
+            kept.append(values[:room].astype(np.float64))
     wanted = slot.name in keep and bool(kept) and len(slot.shape) >= 1
     return Tensor(
         name=slot.name,

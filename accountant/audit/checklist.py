@@ -422,7 +422,7 @@ def _repeated(facts: Facts) -> Iterator[Finding]:
 
 
 def _declares_noise(facts: Facts) -> bool:
-    return _is_open(facts) and number_of(facts.declared, "noise", "scale") is not None and bool(_rows(facts))
+    return _is_open(facts) and number_of(facts.declared, "noise", "scale") is not None and any(map(len, _rows(facts)))
 
 
 def _rows(facts: Facts) -> list[np.ndarray[Any, np.dtype[np.float64]]]:

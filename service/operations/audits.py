@@ -7,6 +7,7 @@ where nobody can take it back. An audit that finds what the last one found write
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from sqlalchemy import text
 
 from accountant.audit import checklist
 from accountant.audit.findings import RULES, Finding, finding_from
+from accountant.audit.manifests import text_of
 from accountant.canonical import canonical, from_canonical
 from service import pre_release
 from service.errors import NotFound
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 MODEL: Final = "model.safetensors"
 _MOST_ENTRIES: Final = 100
+_RELEASE: Final = re.compile(r"rel_[0-9A-Z]{26}")
 _ENTRIES = text(
     "SELECT body FROM entry WHERE release = :release AND kind IN ('release.held', 'release.denied', "
     "'release.committed', 'release.voided', 'artifact.attached', 'release.audited') ORDER BY number DESC LIMIT :most"
@@ -86,14 +89,18 @@ class Gathered:
         """The releases that the run built on, by its recipe or by its word."""
         declared = self.body["declared"]
         mechanism = CATALOG.get(str((declared.get("mechanism") or {}).get("name")))
-        found = list[str]()
+        found = [
+            named
+            for statement in ("label_space", "pretraining")
+            if (named := text_of(declared, statement, "release")) is not None
+        ]
         for name in () if mechanism is None else mechanism.releases:
             match self.recipe.get(name):
                 case list(several):
                     found += map(str, several)
                 case str(one) if one:
                     found.append(one)
-        return found
+        return [name for name in found if _RELEASE.fullmatch(name)]  # a name becomes a path
 
     def file(self, release: str) -> Path:
         """Where the artifact of a release lies, if a worker of ours made it."""
@@ -121,9 +128,11 @@ class Gathered:
         return found
 
     def labels(self) -> list[str] | None:
-        """The labels of all releases that the run built on; None if nobody tells any."""
-        told = [_labels(self.file(name)) for name in self.builds_on if self.file(name).exists()]
-        return sorted({label for each in told if each for label in each}) or None
+        """The labels of all releases that the run built on; None if the file of one of them is not here."""
+        if not all(self.file(name).is_file() for name in self.builds_on):
+            return None
+        told = [inspection.labels_in(self.file(name)) for name in self.builds_on]
+        return sorted({label for each in told if each for label in each})
 
     def audit(
         self,
@@ -156,17 +165,10 @@ def body_number(book: Book, release: str) -> int:
     return book.releases[release].number
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _earlier(release: str, path: Path, _changed: int, _size: int, keep: tuple[str, ...]) -> Earlier | None:
     """A published file is never written again, so what was seen of it stays true."""
     return inspection.earlier(release, path, keep=keep)
-
-
-def _labels(path: Path) -> Sequence[str] | None:
-    try:
-        return inspection.opened(path).labels
-    except OSError:
-        return None
 
 
 _OWNER = text(

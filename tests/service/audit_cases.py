@@ -1,7 +1,4 @@
-"""One release that each rule of the audit finds, and one that it does not: manifests and files, as a pipeline has them.
-
-PYTEST_DONT_REWRITE: test modules import it.
-"""
+"""One release that each rule of the audit finds, and one that it does not: manifests and files of a pipeline."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ from accountant.book import Book
 from accountant.canonical import canonical, from_canonical
 from accountant.errors import AccountantError
 from service import pre_release
+from service.api.releases import body_of
 from service.cli import main
 from service.client import Denied, Stint
+from service.operations import audits
 from tests.service.audit_cases import LABELS, clean, file_of, tensors
 from tests.service.harness import Caller, Local, local
 from tests.service.terminal import Running, service
@@ -315,6 +317,24 @@ def test_an_artifact_that_lies_in_the_folder_is_opened(service: Local, call: Cal
     assert {"artifact.unreadable", "artifact.digest"} <= set(codes(changed))
     call.verify(population)
     shutil.rmtree(folder)
+
+
+def test_a_name_that_leads_elsewhere_opens_nothing(service: Local, call: Caller, population: str) -> None:
+    secret = service.parts.settings.artifacts_folder.parent / "elsewhere"
+    secret.mkdir()
+    (secret / "model.safetensors").write_bytes(file_of(tensors()))
+    space = {"source": "released", "release": "../elsewhere"}
+    release = call.propose(population, (WHOLE, EVENT), **{**SAID, "label_space": space})["id"]
+    gathered = audits.Gathered(
+        service.parts.database,
+        service.parts.books,
+        service.parts.settings.artifacts_folder,
+        body_of(service.parts, release),
+    )
+    assert gathered.builds_on == frozenset()
+    assert gathered.earlier() == []
+    assert "label_space.unknown_release" in codes(call.ok("POST", f"/v1/releases/{release}/audit"))
+    shutil.rmtree(secret)
 
 
 # ---------------------------------------------------------------- jobs
