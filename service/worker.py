@@ -292,12 +292,14 @@ class Worker:
         Whoever is told to stop meanwhile leaves it to others: the job's row says what became of it.
         """
         job, token = begun.job, begun.token
-        decide, error = await asyncio.to_thread(self._ending, begun, outcome)
         ends = time.monotonic() + self._parts.settings.job_seconds
-        became = await asyncio.to_thread(self._decide, begun, decide)
+        ending = await asyncio.to_thread(self._ending, begun, outcome)
+        became = None if ending is None else await asyncio.to_thread(self._decide, begun, ending[0])
         while became is None and time.monotonic() < ends:
             await asyncio.sleep(self._tick)
-            became = await asyncio.to_thread(self._decide, begun, decide)
+            ending = ending or await asyncio.to_thread(self._ending, begun, outcome)
+            became = None if ending is None else await asyncio.to_thread(self._decide, begun, ending[0])
+        error = None if ending is None else ending[1]
         if became == "committed":
             await asyncio.to_thread(self._staging.publish, job, token, begun.release)
             self._say(f"{job}: committed as {begun.release}.")
@@ -309,8 +311,8 @@ class Worker:
                 log = self._staging.log(job, token)
                 self._say(f"{job}: attempt {token} failed: {error}. The worker's own log is {log}.")
 
-    def _ending(self, begun: Begun, outcome: Outcome) -> tuple[Decide, str | None]:
-        """What is to be decided of an attempt that ended, and the code if it failed."""
+    def _ending(self, begun: Begun, outcome: Outcome) -> tuple[Decide, str | None] | None:
+        """What is to be decided of an attempt that ended, and the code if it failed; None while nobody can tell."""
         job, token, error = begun.job, begun.token, outcome.error
         if error is None:
             try:
@@ -319,6 +321,13 @@ class Worker:
                 return jobs.commit(job=job, token=token, artifact=artifact, findings=found), None
             except Unreleasable:
                 error = "unreleasable"
+            except (
+                SQLAlchemyError,
+                psycopg.Error,
+                TimeoutError,
+            ):  # the file is whole, and the ledger is away
+                _log.warning("what attempt %s of %s made cannot be checked yet", token, job, exc_info=True)
+                return None
             except Exception:  # noqa: BLE001 - whatever keeps it from being looked at keeps it from leaving
                 _log.exception("what attempt %s of %s made could not be checked", token, job)
                 error = "internal"

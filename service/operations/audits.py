@@ -25,6 +25,7 @@ from service.operations import jobs
 from service.operations.populations import entry
 from service.store.writer import Decide, Outcome
 from trainers import inspection
+from trainers.cards import MODEL
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from service.store.books import Books
     from service.store.database import Database
 
-MODEL: Final = "model.safetensors"
 _MOST_ENTRIES: Final = 100
 _RELEASE: Final = re.compile(r"rel_[0-9A-Z]{26}")
 _ENTRIES = text(

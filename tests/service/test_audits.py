@@ -390,6 +390,22 @@ def test_what_a_job_made_with_a_finding_that_denies_is_never_published(house: Lo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("planted", "became"), [("away", ("committed", None)), ("fault", ("failed", "internal"))])
+def test_what_cannot_be_checked_is_not_published(house: Local, planted: str, became: tuple[str, str | None]) -> None:
+    """A database that is away comes back, and the work is not lost; a fault of ours lets nothing through."""
+    call, uri = house.call, data(house.parts)
+    population = call.population(count=60, epsilon=2.0, delta=1e-5)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue=planted))
+    ended(worker(house.parts, "--once", "--queue", planted, planted=f"unchecked={planted}"))
+    found = call.ok("GET", f"/v1/jobs/{made['id']}")
+    assert (found["status"], found["error"]) == became
+    published = house.parts.settings.artifacts_folder / found["release"]
+    assert published.exists() == (planted == "away")
+    assert found["attempt"] == (1 if planted == "away" else 2)
+    call.verify(population)
+
+
+@pytest.mark.slow
 def test_a_policy_may_let_a_finding_of_a_job_pass(house: Local) -> None:
     call, uri = house.call, data(house.parts)
     population = call.population(count=60, epsilon=2.0, delta=1e-5, findings={"artifact.training_data": "allow"})

@@ -5,6 +5,7 @@ embed           a mechanism keeps rows of the data beside its weights
 gate=FILE       a mechanism waits after its first step until the file is there
 late=FILE       an attempt waits after it has staged everything until the file is there
 hungry=FILE     a mechanism takes memory until there is no more: Python's if the file is not there yet, then torch's
+unchecked=away  the worker finds no database when it would first check what was made; unchecked=fault: it never can
 die=commit      the worker kills itself (-9) when it would commit; die=publish: when it has committed
 outage=FOLDER   the worker writes the number of its database process to `reached` in the folder when it is about to
                 commit a release, everything but that done, and goes on when `go` is there; once
@@ -107,6 +108,18 @@ def _in_worker(module: Any) -> None:
             module.jobs.commit = lambda **named: before(commit(**named), lambda: stops and stops.pop()())
         case {"die": "publish"}:
             module.Staging.publish = fall(signal.SIGKILL)
+        case {"unchecked": kind}:
+            from sqlalchemy.exc import OperationalError
+
+            away = [OperationalError("SELECT", {}, Exception("the database is away"))]
+
+            def unlucky() -> None:
+                if kind == "fault":
+                    raise RuntimeError("a fault of ours")
+                if away:
+                    raise away.pop()
+
+            module.audits.Gathered = before(module.audits.Gathered, unlucky)
 
 
 def _in_writer(module: Any) -> None:
