@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from accountant.audit.checklist import AT_PROPOSAL, Facts, Mechanism, Population, audit
+from accountant.audit.checklist import AT_PROPOSAL, Facts, Mechanism, Population, audit, counts_on_poisson
 from accountant.audit.manifests import statement, text_of, texts_of
 from accountant.errors import InvalidInput
-from accountant.events import adjacency_of, event_from_json
+from accountant.events import Gaussian, PoissonSampled, adjacency_of, event_from_json
 from trainers import inspection
 from trainers.catalog import CATALOG
 
@@ -121,7 +122,23 @@ def at_proposal(
     is_ours: bool,
 ) -> tuple[Finding, ...]:
     """What can be found against a proposal, by its words and the book alone."""
+    if not declared:  # thousands of them may come in a second, all alike
+        delta, poisson = book.policy.budget.delta, any(map(counts_on_poisson, charged))
+        return _of_nothing_said(kind, is_ours, poisson, delta if delta * book.size >= 1 else None)
     facts = _facts(book, kind=kind, declared=declared, charged=tuple(charged), tasks=tasks, is_ours=is_ours)
+    return audit(facts, codes=AT_PROPOSAL).findings
+
+
+@lru_cache(maxsize=256)
+def _of_nothing_said(kind: str, is_ours: bool, poisson: bool, large_delta: float | None) -> tuple[Finding, ...]:  # noqa: FBT001 - a key
+    """What can be found against charges without a word: all that it depends on is here."""
+    facts = Facts(
+        kind=kind,
+        is_ours=is_ours,
+        charged=(PoissonSampled(sampling_probability=0.5, event=Gaussian(noise_multiplier=1.0)),) if poisson else (),
+        population=Population(delta=large_delta, datapoints=None if large_delta is None else 1 << 32),
+        statuses={},
+    )
     return audit(facts, codes=AT_PROPOSAL).findings
 
 

@@ -372,8 +372,13 @@ def _covers(charged: Event, price: Event, adjacency: Adjacency) -> bool:
     return bool(np.all(asked.rho <= mine.rho)) and pure and asked.delta <= mine.delta
 
 
+def counts_on_poisson(event: Event) -> bool:
+    """Whether an event is cheaper for samples that were drawn by independent coins."""
+    return any(isinstance(leaf, PoissonSampled) for leaf, _ in leaves(event))
+
+
 def _counts_on_poisson(facts: Facts) -> bool:
-    return any(isinstance(leaf, PoissonSampled) for event in facts.charged for leaf, _ in leaves(event))
+    return any(map(counts_on_poisson, facts.charged))
 
 
 def _not_poisson(facts: Facts) -> Iterator[Finding]:

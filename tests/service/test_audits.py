@@ -488,6 +488,27 @@ def test_the_client_and_propose_say_why_and_what_to_do(
     assert "warning: state.undeclared" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["weights", "labels", "prototypes", "other"])
+@pytest.mark.parametrize("is_ours", [False, True])
+@pytest.mark.parametrize("delta", [0.0, 1e-6, 0.011])
+def test_the_short_way_for_a_proposal_without_a_word_finds_the_same(
+    service: Local,
+    call: Caller,
+    kind: str,
+    is_ours: bool,  # noqa: FBT001
+    delta: float,
+) -> None:
+    from accountant.events import Gaussian, PoissonSampled, PureDP
+
+    name = call.population(count=100, epsilon=1.0, delta=delta, budget={} if delta else {"preset": "pure"})
+    sampled = PoissonSampled(sampling_probability=0.1, event=Gaussian(noise_multiplier=2.0))
+    with service.parts.books.read(name) as book:
+        for charged in ([PureDP(epsilon=0.1)], [PureDP(epsilon=0.1), sampled]):
+            given: dict[str, Any] = {"kind": kind, "charged": charged, "tasks": set(), "is_ours": is_ours}
+            short = pre_release.at_proposal(book, declared={}, **given)
+            assert short == pre_release.at_proposal(book, declared={"nothing": "that is read"}, **given)
+
+
 def test_a_proposal_is_checked_in_microseconds(service: Local, population: str) -> None:
     """Thousands of proposals a second are decided; the checklist must not be what they wait for."""
     import time
