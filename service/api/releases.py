@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
@@ -47,6 +48,7 @@ _OWNER = text(
 )
 _BODY = text("SELECT entry.body FROM release JOIN entry USING (population_id, number) WHERE release.id = :id")
 _OWNERS_KEPT = 100_000
+_LOOKING = threading.BoundedSemaphore(4)
 
 
 class _Owners:
@@ -288,7 +290,17 @@ async def audit(
 
 
 def _audited(parts: Parts, release: str) -> tuple[str, Decide]:
-    """What the checklist finds, and the operation that writes it down. Files are read without the book's lock."""
+    """What the checklist finds, and the operation that writes it down; so many at a time, since files are read."""
+    if not _LOOKING.acquire(blocking=False):
+        raise Problem("busy", "Other releases are being audited.")
+    try:
+        return _looked_at(parts, release)
+    finally:
+        _LOOKING.release()
+
+
+def _looked_at(parts: Parts, release: str) -> tuple[str, Decide]:
+    """Files are read without the book's lock."""
     entries = audits.bodies(parts.database, release)
     gathered = audits.Gathered(parts.database, parts.books, parts.settings.artifacts_folder, body_of(parts, release))
     try:

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import tempfile
 import time
 import tracemalloc
 from dataclasses import replace
@@ -14,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load
 
 from accountant.audit import checklist
 from accountant.audit.checklist import CHECKS, Facts, Mechanism, audit, covers
@@ -423,6 +427,24 @@ def test_damaged_files_are_told_with_a_reason_and_cost_nothing(content: bytes, r
     assert reason in found.problem
     assert "artifact.unreadable" in codes(audit(Facts(contents=found)))
     assert not found.is_open
+
+
+@given(st.data())
+def test_whatever_is_opened_here_the_library_opens_too(data: st.DataObject) -> None:
+    """A file with a few bytes changed is told to be damaged, or has the same tensors for both; nothing else happens."""
+    content = bytearray(file_of({"a": noise((2, 3), 1), "b": np.arange(4)}, {"format": "np"}))
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[place] = data.draw(st.integers(0, 255))
+    changed = bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(changed)
+        found = opened(path)
+    assert found.bytes == len(changed)
+    if found.is_open:
+        theirs = load(changed)
+        assert {each.name: each.shape for each in found.tensors} == {name: each.shape for name, each in theirs.items()}
+    assert all(finding_from(each.to_record()) for each in audit(Facts(contents=found)).findings)
 
 
 class _Loaded:
