@@ -7,9 +7,12 @@ safetensors file is read in blocks: memory stays flat, however large the file is
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
+import os
+import stat
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,7 +25,7 @@ from accountant.audit.checklist import MAX_ROWS, MIN_REPEATED
 from accountant.audit.contents import Contents, Earlier, Form, Tensor
 from accountant.canonical import from_canonical
 from accountant.errors import AccountantError
-from trainers.safetensors_headers import DTYPES, Malformed, Slot, read_header
+from trainers.safetensors_headers import DTYPES, Malformed, Slot, is_text, read_header
 
 MAX_BYTES: Final = 1 << 40
 _BLOCK: Final = 1 << 24
@@ -35,11 +38,16 @@ _LABEL_KEYS: Final = ("labels", "label_names", "classes", "class_names", "id2lab
 
 def opened(path: Path, *, keep: Collection[str] = (), rows: Rows | None = None) -> Contents:
     """What a file holds. `keep` names tensors whose numbers are wanted; `rows` are data that must not be in it."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    # To open a pipe would wait for whoever writes into it, and a device has no end.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        size = left = found.st_size
+        if not stat.S_ISREG(found.st_mode) or size > MAX_BYTES:
+            raise OSError(errno.EINVAL, "it is no file, or larger than any artifact")
         digest = hashlib.sha256()
-        while piece := file.read(_BLOCK):
+        while left and (piece := file.read(min(left, _BLOCK))):
             digest.update(piece)
+            left -= len(piece)
         known = {"sha256": digest.hexdigest(), "bytes": size}
         file.seek(0)
         form = _form(file, size)
@@ -51,11 +59,14 @@ def opened(path: Path, *, keep: Collection[str] = (), rows: Rows | None = None) 
         except Malformed as problem:
             return Contents(problem=problem.reason, **known)  # type: ignore[arg-type]
         facts = _facts(header.metadata)
+        labels = _labels(facts, header.metadata)
+        if labels is not None and not all(map(is_text, labels)):
+            return Contents(problem="its header has text that is no Unicode", **known)  # type: ignore[arg-type]
         return Contents(
             tensors=tuple(_tensor(file, slot, keep, rows) for slot in header.slots),
             metadata=header.metadata,
             facts=facts,
-            labels=_labels(facts, header.metadata),
+            labels=labels,
             **known,  # type: ignore[arg-type]
         )
 
@@ -228,6 +239,8 @@ def _total(so_far: int | None, values: NDArray[Any]) -> int | None:
     if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
         return None
     if values.dtype.kind == "f" and float(np.abs(values).max(initial=0)) > 2**53:
+        return None
+    if float(np.abs(values.astype(np.float64)).sum()) > 2**62:  # it would go round
         return None
     return so_far + int(values.sum(dtype={"f": np.float64, "u": np.uint64}.get(values.dtype.kind, np.int64)))
 

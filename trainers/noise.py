@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 1 << 17  # normals at a time: what is between fits a cache
 _ZEROS: Final = bytes(8 * _CHUNK)
-_AHEAD: Final = 1 << 20  # normals at a time for what is to come
+_AHEAD: Final = 1 << 18  # normals at a time for what is to come
 _BLOCK: Final = 16  # bytes that the cipher may want beyond its output
 _GRID_BITS: Final = 10
 

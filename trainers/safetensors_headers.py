@@ -2,7 +2,8 @@
 
 The form is that of https://huggingface.co/docs/safetensors: eight bytes of length, JSON, then the bytes of all tensors
 without a gap. What does not keep to it is refused, since readers differ in what they make of it: names that come twice,
-tensors that share bytes, bytes that belong to none. Nothing is allocated that the file does not have.
+tensors that share bytes, bytes that belong to none. Parts of the header are counted before it is parsed, since JSON
+grows many times over in memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 MAX_HEADER: Final = 1 << 25
 MAX_TENSORS: Final = 100_000
 MAX_DIMENSIONS: Final = 32
+_MAX_NESTED, _MAX_PARTS = 500_000, 2_000_000  # brackets and commas of a header
 MAX_SIDE: Final = 1 << 53
 
 #: Types as the file names them, and as NumPy does; BF16 is the upper half of a float32.
@@ -64,8 +66,11 @@ def read_header(stream: IO[bytes], size: int) -> Header:
         raise Malformed("its header is longer than 32 MiB")
     if 8 + length > size:
         raise Malformed("it ends within its header")
+    raw = stream.read(length)
+    if raw.count(b"[") + raw.count(b"{") > _MAX_NESTED or raw.count(b",") > _MAX_PARTS:
+        raise Malformed("its header has too many parts")
     try:
-        index = json.loads(stream.read(length), object_pairs_hook=_once, parse_constant=_no_number)
+        index = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise Malformed("its header is no JSON") from None
     if not isinstance(index, dict):
@@ -75,9 +80,20 @@ def read_header(stream: IO[bytes], size: int) -> Header:
         raise Malformed("its metadata is not text")
     if len(index) > MAX_TENSORS:
         raise Malformed("it has more than 100,000 tensors")
+    if not all(map(is_text, (*index, *metadata, *metadata.values()))):
+        raise Malformed("its header has text that is no Unicode")
     slots = [_slot(name, tensor, 8 + length, size) for name, tensor in index.items()]
     _check_bytes(slots, 8 + length, size)
     return Header(slots=slots, metadata=metadata)
+
+
+def is_text(given: str) -> bool:
+    """Whether it can be written at all: half of a surrogate pair cannot."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _slot(name: str, tensor: object, origin: int, size: int) -> Slot:

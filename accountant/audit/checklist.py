@@ -26,7 +26,7 @@ from accountant.audit.manifests import (
     texts_of,
 )
 from accountant.engines import account, rdp
-from accountant.events import Adjacency, ApproxDP, Composed, Event, PoissonSampled, PureDP, leaves
+from accountant.events import Adjacency, ApproxDP, Event, PoissonSampled, PureDP, leaves
 from accountant.guarantees import ProofStatus
 
 #: Kinds of release that answer with labels.
@@ -159,10 +159,8 @@ def _labels_mismatch(facts: Facts) -> Iterator[Finding]:
             yield _found("label_space.mismatch", "checked", where="declaration")
     contents = facts.contents
     if facts.label_digests and contents is not None and contents.is_open and contents.labels is not None:
-        named = (contents.facts or {}).get("label_space")
-        spelled = {label_digest(contents.labels), named if isinstance(named, str) else ""}
         known = facts.labels is not None and set(contents.labels) <= set(facts.labels)
-        if not known and not spelled & facts.label_digests:
+        if not known and label_digest(contents.labels) not in facts.label_digests:
             yield _found("label_space.mismatch", "checked", where="artifact")
 
 
@@ -349,14 +347,17 @@ def _counted_on(facts: Facts) -> Adjacency:
 def covers(charged: Sequence[Event], price: Sequence[Event], *, adjacency: Adjacency) -> bool:
     """Whether these charges are sure to cost at least this price.
 
-    Event by event if they are as many, else all together. An event covers itself; an (ε, δ) covers what an engine
-    proves to be (ε, δ); any other covers what has a Rényi curve at or below its own at every order, with no more δ.
+    Each event of the price by a charge of its own: several charges may be on different people, who pay for one each.
+    An event covers itself; an (ε, δ) covers what an engine proves to be (ε, δ); any other covers what has a Rényi curve
+    at or below its own at every order, with no more δ.
     """
-    if len(charged) != len(price):
-        if not charged:
+    left = list(charged)
+    for event in price:
+        place = next((place for place, one in enumerate(left) if _covers(one, event, adjacency)), None)
+        if place is None:
             return False
-        return _covers(Composed(events=tuple(charged)), Composed(events=tuple(price)), adjacency)
-    return all(_covers(one, other, adjacency) for one, other in zip(charged, price, strict=True))
+        del left[place]
+    return True
 
 
 def _covers(charged: Event, price: Event, adjacency: Adjacency) -> bool:
@@ -632,7 +633,10 @@ def _example_counts(facts: Facts) -> Iterator[Finding]:
     sums = [
         tensor
         for tensor in facts.contents.tensors
-        if tensor not in tensors and tensor.total in sizes and len(tensor.shape) <= 1 and not _is_public(facts, tensor)
+        if tensor not in tensors
+        and tensor.total in sizes
+        and sum(side > 1 for side in tensor.shape) <= 1
+        and not _is_public(facts, tensor)
     ]
     found = sorted({*words, *frozenset().union(*keys)})
     if parts := len(tensors) + sum(map(bool, keys)) + len(sums):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import struct
 import tempfile
@@ -21,6 +22,7 @@ from safetensors.numpy import load
 
 from accountant.audit import checklist
 from accountant.audit.checklist import CHECKS, Facts, Mechanism, audit, covers
+from accountant.audit.contents import label_digest
 from accountant.audit.findings import (
     DEFAULT_VERDICTS,
     RULES,
@@ -203,11 +205,13 @@ def test_charges_cover_a_price_or_do_not(charged: Any, price: Any, enough: bool)
     assert covers([charged], [price], adjacency="add_remove") is enough
 
 
-def test_charges_of_another_number_are_compared_together() -> None:
+def test_each_event_of_a_price_needs_a_charge_of_its_own() -> None:
+    """Two charges may be on different people, each of whom pays for one of them."""
     one, half = Gaussian(noise_multiplier=1.0), Gaussian(noise_multiplier=2.0)
-    assert covers([one, one], [one], adjacency="add_remove")
-    assert covers([one], [half, half], adjacency="add_remove")
-    assert not covers([half], [one, one], adjacency="add_remove")
+    assert covers([half, one], [one], adjacency="add_remove")
+    assert covers([half, one], [one, half], adjacency="add_remove")
+    assert not covers([Gaussian(noise_multiplier=1.4)] * 2, [one], adjacency="add_remove")
+    assert not covers([one], [half, half], adjacency="add_remove")
     assert not covers([], [one], adjacency="add_remove")
 
 
@@ -359,7 +363,10 @@ def test_counts_are_found_by_what_they_add_up_to(tmp_path: Path) -> None:
     counts = np.array([1234, 3000, 766])  # the population has 5,000
     assert "artifact.example_counts" in codes(audited(holding(tensors(shift=counts)), tmp_path))
     assert "artifact.example_counts" in codes(audited(holding(tensors(shift=counts.astype(np.float32))), tmp_path))
+    assert "artifact.example_counts" in codes(audited(holding(tensors(shift=counts[None])), tmp_path))
     assert audited(holding(tensors(shift=counts + 1)), tmp_path).findings == ()
+    round_the_end = np.array([2**62, 2**62, 2**62, 2**62, 5000])  # they add up to 5,000 in 64 bits
+    assert audited(holding(tensors(shift=round_the_end)), tmp_path).findings == ()
 
 
 def test_rows_of_the_data_are_found_wherever_they_are(tmp_path: Path) -> None:
@@ -396,6 +403,11 @@ _PLAIN = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header(b"{" * 5000), "no JSON"),
         (header(b'{"a":' + b"[" * 100_000), "no JSON"),
         (header(b'{"a": NaN}'), "no JSON"),
+        (header(b'{"a": [' + b"[]," * 600_000 + b"[]]}"), "too many parts"),
+        (header(b'{"a": [' + b"1," * 2_100_000 + b"1]}"), "too many parts"),
+        (header('{"a": 1}'.encode("utf-16-le")), "no JSON"),
+        (header(b'{"\\ud800": {}}'), "no Unicode"),
+        (header({"__metadata__": {"labels": '["\\ud800", "b"]'}}), "no Unicode"),
         (header(b'{"a": {}, "a": {}}'), "twice"),
         (header({"__metadata__": {"a": 1}}), "not text"),
         (header({"__metadata__": []}), "not text"),
@@ -427,6 +439,23 @@ def test_damaged_files_are_told_with_a_reason_and_cost_nothing(content: bytes, r
     assert reason in found.problem
     assert "artifact.unreadable" in codes(audit(Facts(contents=found)))
     assert not found.is_open
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError):  # noqa: PT011 - one of several kinds
+            opened(path)
+
+
+def test_a_file_cannot_vouch_for_its_own_labels(tmp_path: Path) -> None:
+    promised = label_digest(["a", "b"])
+    path = tmp_path / "model.safetensors"
+    for labels, found in ((["a", "b"], False), (["a rare disease", "b"], True)):
+        facts = canonical({"labels": labels, "label_space": promised}).decode()
+        path.write_bytes(file_of({"head.weight": noise((2, 4))}, {"stint": facts, "releasable": "true"}))
+        given_ = Facts(contents=opened(path), label_digests=frozenset({promised}))
+        assert ("label_space.mismatch" in codes(audit(given_))) == found
 
 
 @given(st.data())
