@@ -24,7 +24,6 @@ import psycopg
 from procrastinate.exceptions import ConnectorException
 from sqlalchemy.exc import SQLAlchemyError
 
-from accountant.audit.series import bound_from
 from accountant.book import bitmap_to
 from accountant.errors import InvalidInput
 from service.api.jobs import named_releases
@@ -395,10 +394,8 @@ def _stood_down(begun: Begun | BegunAudit) -> Decide:
 def _audit_ending(begun: BegunAudit, outcome: Outcome) -> tuple[Decide, str | None]:
     error = outcome.error
     if error is None:
-        found = outcome.found or {}
         try:
-            bound = bound_from(found["bounds"][0])
-            return empirical.conclude(audit=begun.job, token=begun.token, found=found, bound=bound), None
+            return empirical.conclude(audit=begun.job, token=begun.token, found=outcome.found or {}), None
         except (InvalidInput, LookupError, TypeError, ValueError):
             _log.exception("what attempt %s of %s found cannot be read", begun.token, begun.job)
             error = "internal"

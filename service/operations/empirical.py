@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from accountant.audit.empirical import LowerBound
     from accountant.audit.series import OnViolation, PlannedAudit
     from accountant.book import Book
     from accountant.chain import Link
@@ -204,11 +203,16 @@ def plan(asked: Experiment, *, by: Actor) -> Decide:
     return decide
 
 
-def conclude(*, audit: str, token: int, found: Mapping[str, Any], bound: LowerBound) -> Decide:
+def conclude(*, audit: str, token: int, found: Mapping[str, Any]) -> Decide:
     """What the current attempt found; the verdict follows from the plan and the bound, whatever the attempt thinks.
+
+    Refused is what cannot be read.
 
     Asked again by an attempt that did not hear the answer, it changes nothing and answers the same.
     """
+
+    bound = series.bound_from(found["bounds"][0])
+    picture = json.dumps({"bounds": found["bounds"], "roc": found["roc"]}, allow_nan=False)
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
@@ -221,14 +225,13 @@ def conclude(*, audit: str, token: int, found: Mapping[str, Any], bound: LowerBo
         except InvalidInput:  # it is not what was planned
             return _retried_or_failed(at, connection, row, "internal")
         violated = body["verdict"] == "violation"
-        shown = {"bounds": found["bounds"], "roc": found["roc"]}
         _end(
             connection,
             row,
             "concluded",
             at,
             verdict=body["verdict"],
-            outcome=shown,
+            outcome=picture,
             tell_after=at if violated else None,
         )
         return Outcome(
@@ -303,7 +306,7 @@ def _end(
     *,
     error: str | None = None,
     verdict: str | None = None,
-    outcome: Mapping[str, Any] | None = None,
+    outcome: str | None = None,
     tell_after: datetime | None = None,
 ) -> None:
     tickets.remove(connection, row["ticket"])
@@ -311,7 +314,7 @@ def _end(
         _ENDED,
         {
             "id": row["id"], "status": status, "error": error, "at": at, "verdict": verdict, "tell_after": tell_after,
-            "outcome": None if outcome is None else json.dumps(outcome, allow_nan=False),
+            "outcome": outcome,
         },
     )  # fmt: skip
 
