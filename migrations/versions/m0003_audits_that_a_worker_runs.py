@@ -29,23 +29,19 @@ CREATE TABLE audit (
     created_at timestamptz NOT NULL,
     started_at timestamptz,
     finished_at timestamptz,
-    tellings integer NOT NULL DEFAULT 0,
-    tell_after timestamptz,
-    told_at timestamptz,
     CHECK ((status = 'running') = (lease_until IS NOT NULL)),
     CHECK ((status = 'concluded') = (verdict IS NOT NULL)),
     CHECK ((status = 'concluded') = (outcome IS NOT NULL))
 );
 CREATE INDEX audits_of_a_population ON audit (population_id, id);
 CREATE INDEX audits_by_status ON audit (status, lease_until);
-CREATE INDEX audits_to_tell ON audit (tell_after) WHERE tell_after IS NOT NULL;
 """
 
 # What was asked for stays as it was asked; only how far it is changes.
 RIGHTS = """
 GRANT SELECT, INSERT, UPDATE (
     status, verdict, outcome, attempt, attempts, ticket, worker, waits_since, lease_until, step, steps, error,
-    started_at, finished_at, tellings, tell_after, told_at
+    started_at, finished_at
 ) ON audit TO stint_service;
 """
 

@@ -83,7 +83,7 @@ _QUEUED = text(
 _MORE = text("UPDATE audit SET attempts = attempts + 1 WHERE id = :id")
 _ENDED = text(
     "UPDATE audit SET status = :status, error = :error, verdict = :verdict, outcome = :outcome, lease_until = NULL, "
-    "ticket = NULL, finished_at = :at, tell_after = :tell_after WHERE id = :id"
+    "ticket = NULL, finished_at = :at WHERE id = :id"
 )
 # A ticket that a worker took and did not live to begin: its heart beats no more, or it left no trace at all.
 _SILENT = text(
@@ -224,16 +224,7 @@ def conclude(*, audit: str, token: int, found: Mapping[str, Any]) -> Decide:
             body = series.concluded_body(book.unfinished(audit), bound)
         except InvalidInput:  # it is not what was planned
             return _retried_or_failed(at, connection, row, "internal")
-        violated = body["verdict"] == "violation"
-        _end(
-            connection,
-            row,
-            "concluded",
-            at,
-            verdict=body["verdict"],
-            outcome=picture,
-            tell_after=at if violated else None,
-        )
+        _end(connection, row, "concluded", at, verdict=body["verdict"], outcome=picture)
         return Outcome(
             bodies=[body], status=200, respond=lambda links: {"status": "concluded", "entry": entry(links[-1])}
         )
@@ -307,13 +298,12 @@ def _end(
     error: str | None = None,
     verdict: str | None = None,
     outcome: str | None = None,
-    tell_after: datetime | None = None,
 ) -> None:
     tickets.remove(connection, row["ticket"])
     connection.execute(
         _ENDED,
         {
-            "id": row["id"], "status": status, "error": error, "at": at, "verdict": verdict, "tell_after": tell_after,
+            "id": row["id"], "status": status, "error": error, "at": at, "verdict": verdict,
             "outcome": outcome,
         },
     )  # fmt: skip

@@ -191,7 +191,7 @@ job_line = Table(
     Column("error", Text),
 )
 
-#: Experiments that a worker of ours runs on made-up rows: who is at it, how far it is, and who was told.
+#: Experiments that a worker of ours runs on made-up rows: who is at it, and how far it is.
 audit = Table(
     "audit",
     metadata,
@@ -214,12 +214,8 @@ audit = Table(
     Column("created_at", _AT, nullable=False),
     Column("started_at", _AT),
     Column("finished_at", _AT),
-    Column("tellings", Integer, nullable=False, server_default=text("0")),
-    Column("tell_after", _AT),
-    Column("told_at", _AT),
     Index("audits_of_a_population", "population_id", "id"),
     Index("audits_by_status", "status", "lease_until"),
-    Index("audits_to_tell", "tell_after", postgresql_where=text("tell_after IS NOT NULL")),
 )
 
 #: Tables that refuse UPDATE, DELETE and TRUNCATE.
