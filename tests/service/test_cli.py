@@ -367,4 +367,4 @@ def test_an_audit_is_planned_listed_and_shown(capsys: pytest.CaptureFixture[str]
     )
     assert as_json(capsys, "audits", "show", planned["id"])["status"] == "queued"
     assert said(capsys, "audits", "show", planned["id"]).startswith(f"{planned['id']}: queued. Audit 1 of 'dp-sgd'")
-    assert "has these audits" in complaint(capsys, "audits", "start", "clinic", "dp-sgd")
+    assert "has these audits" in complaint(capsys, "audits", "start", "clinic", "dp-sgd", code=1)
