@@ -26,6 +26,7 @@ from pyroaring import BitMap, FrozenBitMap
 
 from accountant import chain, ledger
 from accountant.audit.findings import DEFAULT_VERDICTS, Verdict, denying, finding_from, verdicts_of
+from accountant.audit.series import PlannedAudit, bound_from, check_plan, plan_from, said_of
 from accountant.canonical import canonical, from_canonical
 from accountant.chain import Chain, Link
 from accountant.cohorts import MAX_DATAPOINTS
@@ -66,6 +67,7 @@ class Policy:
     named_scopes: bool = False  # whether a pipeline may name single datapoints, by key or bitmap
     findings: Mapping[str, Verdict] = field(default_factory=lambda: DEFAULT_VERDICTS)  # which ones deny a release
     data: tuple[Document, ...] = ()  # whose the rows of files are, by their addresses; if empty, jobs say it
+    lifted: tuple[str, ...] = ()  # audits whose violation blocks their mechanism no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class Release:
     artifact: Document | None = None
     leans_on: frozenset[str] = frozenset()  # releases whose models it makes use of
     audited: int | None = None  # the entry of its last audit
+    mechanism: str | None = None  # that was proposed by its name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,6 +120,7 @@ class Book:
     erased: set[int] = field(default_factory=set)
     streams: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # stream → model → releases that paid for it
     arrivals: int = 0  # where the next task of arrivals begins
+    audits: dict[str, PlannedAudit] = field(default_factory=dict)  # empirical ones, in the order of their plans
     _rules: Rules | None = None
 
     @classmethod
@@ -226,6 +230,19 @@ class Book:
                 self.releases[document["release"]].artifact = document["artifact"]
             case "release.audited":
                 self.releases[document["release"]].audited = number
+            case "audit.planned":
+                if document["audit"] in self.audits:
+                    raise InvalidDocument("audit", document["audit"], "a name that no audit had before")
+                self.audits[document["audit"]] = plan_from(document, entry=number)
+            case "audit.concluded":
+                bound, plan = bound_from(document["bound"]), self.unfinished(document["audit"])
+                ended = replace(plan, stage="concluded", bound=bound, verdict=document["verdict"], ended=number)
+                self.audits[plan.id] = ended
+                if ended.freezes and self.status == "open":  # by the same entry, so that nothing comes between
+                    self.status = "frozen"
+            case "audit.abandoned":
+                plan = self.unfinished(document["audit"])
+                self.audits[plan.id] = replace(plan, stage="abandoned", ended=number)
             case kind:
                 raise InvalidDocument("kind", kind, "a kind of entry that this version knows")
 
@@ -248,6 +265,7 @@ class Book:
             tasks=frozenset(name for charge in document["charges"] for name in _named(charge["scope"])),
             touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
             expires_at=document.get("expires_at"),
+            mechanism=_mechanism(document),
         )
 
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
@@ -380,6 +398,27 @@ class Book:
         if not self.streams:  # most populations have none, and many releases
             return []
         return [other.id for other in self.releases.values() if release in other.leans_on and other.status != "voided"]
+
+    def unfinished(self, audit: str) -> PlannedAudit:
+        """An audit that was planned and has not ended."""
+        plan = self.audits.get(audit)
+        if plan is None or plan.stage != "planned":
+            raise InvalidDocument("audit", audit, "an audit that is planned and has not ended")
+        return plan
+
+    def must_be_a_violation(self, audit: str) -> None:
+        """Refuse to lift what does not block: above all what an audit may say one day."""
+        found = self.audits.get(audit)
+        if found is None or found.verdict != "violation":
+            raise InvalidInput("lift", audit, "an audit of this population that found a violation")
+
+    def blocking(self, mechanism: str | None) -> list[PlannedAudit]:
+        """The audits by which a mechanism is blocked: their violations, but for those that the policy lifted."""
+        return [
+            audit
+            for audit in self.audits.values()
+            if audit.verdict == "violation" and audit.mechanism == mechanism and audit.id not in self.policy.lifted
+        ]
 
     def overlaps(self, task: Task, *, after: int = 0) -> Iterator[tuple[Task, int]]:
         """Tasks of later entries than `after`, and how many datapoints each shares with this one: they pay for both."""
@@ -595,6 +634,7 @@ def _check(book: Book, document: Document) -> None:
                 expected = f"an open population: entry {number} decides on release {document['release']!r}"
                 raise InvalidInput("status", book.status, expected)
             if kind == "release.held":
+                _must_not_be_blocked(book, _mechanism(document), f"holds release {document['release']!r}")
                 rules = replace(book.rules, on_exhausted="trim") if "trimmed" in document else book.rules
                 ledger.check(book.ledger, rules, book.held_from(document))
                 found = [finding_from(each) for each in document.get("findings", ())]
@@ -605,9 +645,21 @@ def _check(book: Book, document: Document) -> None:
             name = document["release"]
             known = book.releases.get(name)
             found = [finding_from(each) for each in document.get("findings", ())]
-            if known is not None and known.expires_at is None and denying(found, book.policy.findings):
-                expected = f"findings that the policy allows: entry {number} publishes what a job made for {name!r}"
-                raise InvalidInput("findings", found[0].code, expected)
+            if known is not None and known.expires_at is None:
+                _must_not_be_blocked(book, known.mechanism, f"publishes what a job made for {name!r}")
+                if denying(found, book.policy.findings):
+                    expected = f"findings that the policy allows: entry {number} publishes what a job made for {name!r}"
+                    raise InvalidInput("findings", found[0].code, expected)
+        case "audit.planned":
+            check_plan(plan_from(document, entry=number), number=len(book.audits) + 1)
+        case "audit.concluded":
+            follows = said_of(book.unfinished(document["audit"]), bound_from(document["bound"]))
+            if document["verdict"] != follows:
+                expected = f"{follows!r}, which follows from the numbers of entry {number}"
+                raise InvalidInput("verdict", document["verdict"], expected)
+        case "policy.changed":
+            for audit in document["policy"].get("lifted", ()):
+                book.must_be_a_violation(audit)
         case "release.voided":
             name = document["release"]
             known = book.releases.get(name)  # one that is not known is refused when it is applied
@@ -620,6 +672,21 @@ def _check(book: Book, document: Document) -> None:
                 raise InvalidInput("release", name, expected)
         case "population.frozen" | "population.opened" if book.status == "closed":
             raise InvalidInput("kind", document["kind"], f"a closed population to stay closed, at entry {number}")
+
+
+def _must_not_be_blocked(book: Book, mechanism: str | None, does: str) -> None:
+    if blocking := book.blocking(mechanism):
+        expected = f"a mechanism that no audit refuted, as {blocking[0].id} did: entry {book.number + 1} {does}"
+        raise InvalidInput("mechanism", mechanism, expected)
+
+
+def _mechanism(document: Document) -> str | None:
+    """The mechanism that a release was proposed by, if by its name."""
+    match document["declared"].get("mechanism"):
+        case {"name": str(name)}:
+            return name
+        case _:
+            return None
 
 
 def _moment(path: str, text: str) -> str:
@@ -704,7 +771,7 @@ def _accepted(accepts: Sequence[ProofStatus]) -> tuple[ProofStatus, ...]:
 
 def policy_to(policy: Policy) -> Body:
     """A policy in a log."""
-    return {
+    body: Body = {
         "version": policy.version,
         "budget": filter_to(policy.budget),
         "on_exhausted": policy.on_exhausted,
@@ -713,6 +780,9 @@ def policy_to(policy: Policy) -> Body:
         "findings": dict(policy.findings),
         "data": [dict(rule) for rule in policy.data],
     }
+    if policy.lifted:
+        body["lifted"] = list(policy.lifted)
+    return body
 
 
 def _policy_from(document: Document, promise: Filter) -> Policy:
@@ -729,6 +799,7 @@ def _policy_from(document: Document, promise: Filter) -> Policy:
         named_scopes=document["named_scopes"],
         findings={**DEFAULT_VERDICTS, **verdicts_of(document.get("findings", {}))},  # older logs say nothing of them
         data=tuple(document.get("data", ())),
+        lifted=tuple(document.get("lifted", ())),
     )
 
 

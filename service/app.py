@@ -15,6 +15,7 @@ from accountant.errors import AccountantError
 from service import signing
 from service.api import (
     artifacts,
+    audits,
     certificates,
     datapoints,
     jobs,
@@ -106,6 +107,7 @@ def create_app(parts: Parts) -> FastAPI:
     for module in (
         releases,
         jobs,
+        audits,
         artifacts,
         populations,
         datapoints,

@@ -1,4 +1,6 @@
-"""One attempt at a job, in a process of its own: `python -m service.attempt FD`. The only process with private rows.
+"""One attempt at a job or an audit, in a process of its own: `python -m service.attempt FD`.
+
+It is the only process with private rows; an audit has none.
 
 Standard input brings the document, then answers to its questions; when that ends, so does this process. What it reports
 to FD is how far it is, which keys it wants looked up, and at the end a code. An exception's text may hold what it was
@@ -94,15 +96,19 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the rows
     os.umask(0o077)
     line = Line(sys.stdin.buffer, os.fdopen(descriptor, "wb"))
+    ended: dict[str, Any] = {"ended": ""}
     try:
-        make(line.told(), progress=line.progress, ordinals_of=line.ordinals_of)
-        error = ""
+        document = line.told()
+        if "audit" in document:
+            ended["found"] = audited(document, progress=line.progress)
+        else:
+            make(document, progress=line.progress, ordinals_of=line.ordinals_of)
     except Exception as problem:  # noqa: BLE001 - whatever it is, its code is all that leaves
-        error = code_of(problem)
+        ended = {"ended": code_of(problem)}
         with suppress(MemoryError):  # of which there may be none left to say more
             traceback.print_exc()
     sys.stderr.flush()
-    line.report({"ended": error})
+    line.report(ended)
     os._exit(0)  # the thread that listens cannot be woken, and there is nothing left to put away
 
 
@@ -170,6 +176,22 @@ def make(
         promise=document["promise"],
     )
     return artifacts.write(Path(document["folder"]), made, said, releasable=noise.releasable)
+
+
+def audited(document: Mapping[str, Any], *, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Carry out a planned audit, on rows that are made up: what it found.
+
+    Its chance is that of its plan, so that another attempt finds the same.
+    """
+    registry = importlib.import_module("trainers.attacks.registry")  # no job needs it
+    [audit] = [each for each in registry.AUDITS[document["mechanism"]] if each.name == document["audit"]]
+    samples = document["samples"]
+    progress(0, samples)
+    noise = Noise.repeatable(int(document["seed"], 16))
+    outcome = registry.conduct(audit, samples=samples, noise=noise, confidence=document["confidence"])
+    progress(samples, samples)
+    found: dict[str, Any] = outcome.document()
+    return found
 
 
 def _backbones(document: Mapping[str, Any]) -> Mapping[str, Backbone]:

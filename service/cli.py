@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from accountant.errors import AccountantError
-from service import audit_cli, evidence_cli
+from service import audit_cli, audits_cli, evidence_cli
 from service import settings as settings_module
 from service.client import Denied, Document, Stint, StintError, Unreachable, artifact_of
 from service.errors import WrongSecrets
@@ -504,6 +504,7 @@ def _show_resolved(answer: Document, *, as_json: bool) -> None:
 
 
 stint.add_command(audit_cli.audit)
+stint.add_command(audits_cli.audits)
 
 
 # ---------------------------------------------------------------- jobs

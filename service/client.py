@@ -533,6 +533,20 @@ class Stint:
         """Void its release; nothing of it is published."""
         return self._post(f"/v1/jobs/{_quoted(identity)}/cancel", None)
 
+    # Empirical audits
+
+    def start_audit(self, population: str, *, idempotency_key: str | None = None, **audit: Any) -> Document:
+        """Plan an audit of a mechanism. Fields are those of POST /v1/audits."""
+        return self._post("/v1/audits", {"population": population, **audit}, key=idempotency_key)
+
+    def empirical_audit(self, identity: str) -> Document:
+        """One audit, as it is now."""
+        return self._get(f"/v1/audits/{_quoted(identity)}")
+
+    def audits(self, *, population: str | None = None) -> Iterator[Document]:
+        """All of them, newest first; of one population, if that is said."""
+        return self._pages("/v1/audits", {} if population is None else {"population": population})
+
     # Keys
 
     def create_key(self, name: str, *, roles: Sequence[str], expires_in_days: float | None = None) -> Document:

@@ -43,9 +43,10 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an attempt ended: it is staged, or there is a code that says why not."""
+    """How an attempt ended: it is staged, or there is a code that says why not. `found` is what an audit found."""
 
     error: str | None
+    found: Mapping[str, Any] | None = None
 
 
 class Placement(Protocol):
@@ -77,20 +78,20 @@ class ChildProcess:
             os.close(writing)
         try:
             kept = asyncio.create_task(_keep(child.stderr, attempt.log))
-            error = await _listen(reading, child, attempt)
+            said = await _listen(reading, child, attempt)
             code = await child.wait()
             await kept
-            if error is None:
-                error = "killed" if code < 0 and -code not in _CRASHES else "internal"
-            return Outcome(error=error or None)
+            if said is None:
+                return Outcome(error="killed" if code < 0 and -code not in _CRASHES else "internal")
+            return said
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
 
 
-async def _listen(reading: int, child: asyncio.subprocess.Process, attempt: Attempt) -> str | None:
-    """The error that the child ends with, "" if it ends well, None if it does not say."""
+async def _listen(reading: int, child: asyncio.subprocess.Process, attempt: Attempt) -> Outcome | None:
+    """What the child ends with; None if it does not say."""
     assert child.stdin is not None
     lines = asyncio.StreamReader(limit=_MOST_LINE)
     pipe = os.fdopen(reading, "rb")
@@ -103,8 +104,10 @@ async def _listen(reading: int, child: asyncio.subprocess.Process, attempt: Atte
                     attempt.progress(done, of)
                 case {"keys": list(keys)}:
                     await _say(child, await attempt.ordinals_of(keys))
+                case {"ended": str(error), "found": dict(found)} if error == "":
+                    return Outcome(error=None, found=found)
                 case {"ended": str(error)} if error in {"", *ERRORS}:
-                    return error
+                    return Outcome(error=error or None)
                 case _:
                     return None
     except (ConnectionError, ValueError):  # it ended before it was told all, or talks nonsense

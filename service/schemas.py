@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from accountant.audit.series import LEAST_SAMPLES, MAX_SAMPLES
 from service.settings import MAX_HOLD_SECONDS
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -17,6 +18,8 @@ Delta = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**32, strict=True)]
 ProofStatus = Literal["proved", "claimed", "refuted"]
 OnExhausted = Literal["deny", "trim"]
+Queue = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,23}$")]
+AuditId = Annotated[str, Field(pattern=r"^aud_[0-9A-Z]{26}$", examples=["aud_01J00000000000000000000000"])]
 Verdicts = Annotated[
     dict[Annotated[str, Field(max_length=100)], Literal["deny", "allow"]],
     Field(
@@ -105,6 +108,11 @@ class PolicyChange(Closed):
     named_scopes: bool | None = None
     findings: Verdicts | None = None
     data: DataRules | None = None
+    lift: list[AuditId] = Field(
+        default_factory=list,
+        max_length=100,
+        description="audits whose violation shall block their mechanism no more; the reason says why",
+    )
 
 
 class StatusChange(Closed):
@@ -264,7 +272,7 @@ class NewJob(Closed):
     scope: Scope | None = None
     recipe: dict[str, Any] = Field(default_factory=dict, description="what the run needs beside what it is priced by")
     data: dict[str, Any] = Field(description="where a worker finds the rows, and whose they are (docs/jobs.md)")
-    queue: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,23}$")] = "default"
+    queue: Queue = "default"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")] = "cpu"
     delta: Delta | None = Field(default=None, description="declared δ of a collapse; 0 charges by the curve alone")
     on_exhausted: OnExhausted | None = None
@@ -272,6 +280,23 @@ class NewJob(Closed):
     tuning: dict[str, Any] | None = None
     pretraining: dict[str, Any] | None = None
     composition: dict[str, Any] | None = None
+
+
+class NewAudit(Closed):
+    """An audit of a mechanism, on rows that are made up: planned in the ledger first, then run by a worker."""
+
+    model_config = shown({"population": "clinic-a", "mechanism": "dp-sgd", "audit": "one run, white box"})
+
+    population: PopulationName
+    mechanism: Name
+    audit: Name | None = Field(default=None, description="its name; may be left out where a mechanism has just one")
+    samples: Annotated[int, Field(ge=LEAST_SAMPLES, le=MAX_SAMPLES, strict=True)] | None = Field(
+        default=None, description="runs of each side, or canaries; at most, and unless said, those of docs/soundness.md"
+    )
+    on_violation: Literal["block", "freeze"] = Field(
+        default="block", description="whether a violation blocks the mechanism, or freezes the population as well"
+    )
+    queue: Queue = "default"
 
 
 class NewKey(Closed):

@@ -1,5 +1,5 @@
-"""What the service does by itself: holds that ran out become spent, jobs that fell silent are taken up again, and heads
-are signed. It needs no queue."""
+"""What the service does by itself: holds that ran out become spent, jobs and audits that fell silent are taken up
+again, and heads are signed. It needs no queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.errors import Problem
-from service.operations import evidence, jobs, releases
+from service.operations import empirical, evidence, jobs, releases
 from service.store import tickets
 from service.store.writer import Operation
 
@@ -113,17 +113,21 @@ def sweep(parts: Parts) -> int:
 
 
 def rescue(parts: Parts) -> int:
-    """Give jobs whose worker fell silent to another, or give them up; nothing that such a worker makes can leave."""
-    settings = parts.settings
-    silent = jobs.silent(parts.database, lease_seconds=settings.lease_seconds, wait_seconds=settings.wait_seconds)
+    """Give jobs and audits whose worker fell silent to another, or give them up; nothing it still makes can leave."""
+    lease, wait = parts.settings.lease_seconds, parts.settings.wait_seconds
+    silent = [
+        *(
+            (population, jobs.fall_silent(job=job, wait_seconds=wait))
+            for population, job in jobs.silent(parts.database, lease_seconds=lease, wait_seconds=wait)
+        ),
+        *(
+            (population, empirical.fall_silent(audit=audit, wait_seconds=wait))
+            for population, audit in empirical.silent(parts.database, lease_seconds=lease, wait_seconds=wait)
+        ),
+    ]
     failures = list[Exception]()
-    for population, job in silent:
-        operation = Operation(
-            population=population,
-            actor=ACTOR,
-            decide=jobs.fall_silent(job=job, wait_seconds=settings.wait_seconds),
-            uses_sql=True,
-        )
+    for population, decide in silent:
+        operation = Operation(population=population, actor=ACTOR, decide=decide, uses_sql=True)
         try:
             parts.writer.submit(operation).result(_WAIT_SECONDS)
         except Exception as problem:  # noqa: BLE001 - one job's trouble leaves no other's alone

@@ -1,4 +1,4 @@
-"""The worker: takes jobs from the queue, has each attempt run elsewhere, and commits what the current one made.
+"""The worker: takes jobs and audits from the queue, has each attempt run elsewhere, and commits what the current made.
 
 It speaks to the ledger as the service does, with books and a writer of its own, and imports no torch: what trains is a
 child process, so nothing that a mechanism does keeps this one from renewing its lease.
@@ -30,7 +30,9 @@ from service.api.jobs import named_releases
 from service.api.releases import body_of, owner_of
 from service.app import running
 from service.errors import Problem
-from service.operations import audits, datapoints, jobs, releases
+from service.operations import audits, datapoints, empirical, jobs, releases
+from service.operations.empirical import BegunAudit
+from service.operations.jobs import Begun
 from service.placement import Attempt, ChildProcess, Outcome, Placement
 from service.staging import Staging, Unreleasable, uri
 from service.store import tickets
@@ -42,7 +44,6 @@ from trainers.catalog import mechanism as find_mechanism
 if TYPE_CHECKING:
     from accountant.audit.findings import Finding
     from service.api.context import Parts
-    from service.operations.jobs import Begun
     from service.settings import Settings
     from service.store.writer import Decide
 
@@ -172,10 +173,9 @@ class Worker:
 
     async def attempt(self, job: str) -> None:
         """One attempt at a job, from its token to its end; nothing is raised for what may happen to anybody."""
+        begin = self._begin_audit if empirical.is_audit(job) else self._begin_job
         try:
-            begun = await asyncio.to_thread(
-                jobs.begin, self._parts.database, job, worker=self.name, lease_seconds=self._lease
-            )
+            begun = await asyncio.to_thread(begin, job)
         except SQLAlchemyError:
             _log.warning("job %s could not be begun", job, exc_info=True)
             return  # its ticket is gone, and the sweeper writes another
@@ -188,13 +188,19 @@ class Worker:
             outcome = Outcome(error="internal")
         except asyncio.CancelledError:  # told to stop
             self._staging.discard(begun.job, begun.token)
-            await asyncio.to_thread(self._decide, begun, jobs.stand_down(job=begun.job, token=begun.token))
+            await asyncio.to_thread(self._decide, begun, _stood_down(begun))
             self._say(f"{begun.job}: stopped; it waits for another worker.")
             raise
         if outcome is not None:
             await self._settle(begun, outcome)
 
-    async def _watched(self, begun: Begun) -> Outcome | None:
+    def _begin_job(self, job: str) -> Begun | BegunAudit | None:
+        return jobs.begin(self._parts.database, job, worker=self.name, lease_seconds=self._lease)
+
+    def _begin_audit(self, audit: str) -> Begun | BegunAudit | None:
+        return empirical.begin(self._parts.database, audit, worker=self.name, lease_seconds=self._lease)
+
+    async def _watched(self, begun: Begun | BegunAudit) -> Outcome | None:
         """How the attempt ended; None if it is not the current one any more, and nobody wants to know."""
         bar = _Bar(begun, self._say)
         attempt = await asyncio.to_thread(self._prepared, begun, bar)
@@ -220,8 +226,10 @@ class Worker:
             with suppress(asyncio.CancelledError):
                 await running
 
-    def _prepared(self, begun: Begun, bar: _Bar) -> Attempt | None:
+    def _prepared(self, begun: Begun | BegunAudit, bar: _Bar) -> Attempt | None:
         """Everything that the attempt needs to know; None if what it builds on is not to be had."""
+        if isinstance(begun, BegunAudit):
+            return self._experiment(begun, bar)
         parts = self._parts
         body = body_of(parts, begun.release)
         mechanism = find_mechanism(begun.mechanism)
@@ -260,6 +268,21 @@ class Worker:
             ordinals_of=ordinals_of,
         )
 
+    def _experiment(self, begun: BegunAudit, bar: _Bar) -> Attempt:
+        """An audit as it was planned. It asks for nobody's ordinal, and is told none."""
+        with self._parts.books.read(begun.population) as book:
+            planned = book.audits[begun.job]
+        document = {
+            "audit": planned.name, "mechanism": planned.mechanism, "samples": planned.samples,
+            "confidence": planned.confidence, "seed": planned.seed,
+        }  # fmt: skip
+
+        async def nobody(_: Sequence[str]) -> list[int]:
+            raise ValueError("an audit reads no private rows")
+
+        log = self._staging.log(begun.job, begun.token)
+        return Attempt(document=document, log=log, progress=bar.moved, ordinals_of=nobody)
+
     def _ordinals(self, population: str, keys: Sequence[str]) -> list[int]:
         """The ordinal of each key, −1 for one that nobody has, or has any more."""
         secret = self._parts.secrets.datapoints
@@ -272,21 +295,17 @@ class Worker:
         known = datapoints.known(self._parts.database, population, [each for each in digests if each is not None])
         return [-1 if each is None else known.get(each, -1) for each in digests]
 
-    def _renewed(self, begun: Begun, bar: _Bar) -> bool:
+    def _renewed(self, begun: Begun | BegunAudit, bar: _Bar) -> bool:
+        database, lease = self._parts.database, self._lease
         try:
-            return jobs.renew(
-                self._parts.database,
-                begun.job,
-                begun.token,
-                lease_seconds=self._lease,
-                step=bar.step,
-                steps=bar.steps,
-            )
+            if isinstance(begun, BegunAudit):
+                return empirical.renew(database, begun.job, begun.token, lease_seconds=lease, step=bar.step)
+            return jobs.renew(database, begun.job, begun.token, lease_seconds=lease, step=bar.step, steps=bar.steps)
         except SQLAlchemyError:  # without the database nothing can be committed either; it may come back
             _log.warning("the lease of %s could not be renewed", begun.job)
             return True
 
-    async def _settle(self, begun: Begun, outcome: Outcome) -> None:
+    async def _settle(self, begun: Begun | BegunAudit, outcome: Outcome) -> None:
         """Commit and publish, or say why not; asked again until the answer is known, since days of work may hang on it.
 
         Whoever is told to stop meanwhile leaves it to others: the job's row says what became of it.
@@ -300,9 +319,11 @@ class Worker:
             ending = ending or await asyncio.to_thread(self._ending, begun, outcome)
             became = None if ending is None else await asyncio.to_thread(self._decide, begun, ending[0])
         error = None if ending is None else ending[1]
-        if became == "committed":
+        if became == "committed" and isinstance(begun, Begun):
             await asyncio.to_thread(self._staging.publish, job, token, begun.release)
             self._say(f"{job}: committed as {begun.release}.")
+        elif became == "concluded":
+            self._say(f"{job}: concluded.")
         elif became in {"queued", "failed"}:
             await asyncio.to_thread(self._staging.discard, job, token)
             if error is None:
@@ -311,9 +332,11 @@ class Worker:
                 log = self._staging.log(job, token)
                 self._say(f"{job}: attempt {token} failed: {error}. The worker's own log is {log}.")
 
-    def _ending(self, begun: Begun, outcome: Outcome) -> tuple[Decide, str | None] | None:
+    def _ending(self, begun: Begun | BegunAudit, outcome: Outcome) -> tuple[Decide, str | None] | None:
         """What is to be decided of an attempt that ended, and the code if it failed; None while nobody can tell."""
         job, token, error = begun.job, begun.token, outcome.error
+        if isinstance(begun, BegunAudit):
+            return _audit_ending(begun, outcome)
         if error is None:
             try:
                 artifact = self._staging.measured(job, token) | {"uri": uri(begun.release)}
@@ -346,7 +369,7 @@ class Worker:
         with parts.books.read(begun.population) as book:
             return gathered.audit(book, contents, earlier=earlier, labels=labels).findings
 
-    def _decide(self, begun: Begun, decide: Decide) -> str | None:
+    def _decide(self, begun: Begun | BegunAudit, decide: Decide) -> str | None:
         """What became of the job, or "refused" if this attempt has no say any more; None if that is not known yet."""
         operation = Operation(population=begun.population, actor=jobs.WORKER, decide=decide, uses_sql=True)
         try:
@@ -362,10 +385,27 @@ class Worker:
             return None
 
 
+def _stood_down(begun: Begun | BegunAudit) -> Decide:
+    if isinstance(begun, BegunAudit):
+        return empirical.stand_down(audit=begun.job, token=begun.token)
+    return jobs.stand_down(job=begun.job, token=begun.token)
+
+
+def _audit_ending(begun: BegunAudit, outcome: Outcome) -> tuple[Decide, str | None]:
+    error = outcome.error
+    if error is None:
+        try:
+            return empirical.conclude(audit=begun.job, token=begun.token, found=outcome.found or {}), None
+        except (InvalidInput, LookupError, TypeError, ValueError):
+            _log.exception("what attempt %s of %s found cannot be read", begun.token, begun.job)
+            error = "internal"
+    return empirical.fail(audit=begun.job, token=begun.token, error=error), error
+
+
 class _Bar:
     """How far an attempt is: for the job's row, and as a line on a terminal."""
 
-    def __init__(self, begun: Begun, say: Callable[[str], None]) -> None:
+    def __init__(self, begun: Begun | BegunAudit, say: Callable[[str], None]) -> None:
         self._begun, self._started = begun, time.monotonic()
         self._shown = sys.stderr.isatty()
         self.step, self.steps = 0, 0

@@ -151,6 +151,7 @@ async def change_policy(
         named_scopes=change.named_scopes,
         findings=change.findings,
         data=None if change.data is None else [rule.model_dump() for rule in change.data],
+        lift=change.lift,
         if_match=if_match,
     )
     return answered(await decide(request, parts, actor, population, operation, key))

@@ -59,6 +59,7 @@ ERRORS: Final[Mapping[str, str]] = {
     "input.missing": "an earlier release that the recipe builds on is not among the worker's artifacts, or was changed",
     "recipe.invalid": "the mechanism refuses the recipe",
     "finding.denied": "what it made has a finding for which the policy denies a release",
+    "audit.violation": "an audit refuted the promise of its mechanism before it could leave",
     "population.status": "the population was frozen or closed before it could leave",
     "memory": "it needs more memory than there is",
     "timeout": "it took longer than an attempt may take",
@@ -69,7 +70,7 @@ ERRORS: Final[Mapping[str, str]] = {
     "internal": "a fault of ours; the worker's own log says more",
 }
 #: Another attempt would end in the same way.
-_FINAL: Final = frozenset({"recipe.invalid", "finding.denied", "population.status", "unreleasable"})
+_FINAL: Final = frozenset({"recipe.invalid", "finding.denied", "audit.violation", "population.status", "unreleasable"})
 
 _INSERT = text(
     "INSERT INTO job (id, release, population_id, actor, queue, device, mechanism, parameters, recipe, data, epsilon, "
@@ -239,8 +240,8 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], findings: Seque
     """What the current attempt made leaves the house; any other attempt is told that it is too late.
 
     Asked again by an attempt that did not hear the answer, it changes nothing and answers the same. From a population
-    that was frozen meanwhile nothing leaves, and nothing with a finding for which the policy denies a release: the job
-    fails, and its release is voided.
+    that was frozen meanwhile nothing leaves, nothing of a mechanism that an audit blocks, and nothing with a finding
+    for which the policy denies a release: the job fails, and its release is voided.
     """
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
@@ -254,6 +255,8 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], findings: Seque
             raise Problem("conflict", f"Release {known.id} is {known.status}: there is nothing to commit.")
         if book.status != "open":  # a pipeline says what left; this has not, and stays
             return _retried_or_failed(book, at, connection, row, "population.status")
+        if book.blocking(row["mechanism"]):
+            return _retried_or_failed(book, at, connection, row, "audit.violation")
         if denied := denying(findings, book.policy.findings):
             # Codes alone: what more there is to say was computed from a file that nobody pays for.
             codes = sorted({each.code for each in denied})

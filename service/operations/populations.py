@@ -105,6 +105,7 @@ def policy(given: Policy) -> dict[str, Any]:
         "named_scopes": given.named_scopes,
         "findings": dict(given.findings),
         "data": [dict(rule) for rule in given.data],
+        "lifted": list(given.lifted),
     }
 
 
@@ -132,12 +133,18 @@ def change_policy(
     named_scopes: bool | None,
     findings: Mapping[str, str] | None,
     data: Sequence[Mapping[str, Any]] | None,
+    lift: Sequence[str],
     if_match: str | None,
 ) -> Decide:
-    """A new version: it may lower ε or δ and change rules, never raise them."""
+    """A new version: it may lower ε or δ and change rules, never raise them.
+
+    `lift` names audits whose violation blocks their mechanism no more; later versions keep them.
+    """
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
         now = book.policy
+        for audit in lift:
+            book.must_be_a_violation(audit)
         if if_match is not None and if_match not in {"*", etag(now)}:
             raise Problem("precondition", f"The policy is at version {now.version}.", "If-Match")
         new = Policy(
@@ -148,6 +155,7 @@ def change_policy(
             named_scopes=now.named_scopes if named_scopes is None else named_scopes,
             findings=now.findings if findings is None else {**DEFAULT_VERDICTS, **verdicts_of(findings)},
             data=now.data if data is None else tuple(data),
+            lifted=tuple(dict.fromkeys((*now.lifted, *lift))),
         )
         over = sum(
             datapoints

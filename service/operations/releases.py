@@ -92,6 +92,14 @@ def price(book: Book, proposal: Proposal) -> Priced:
         if mechanism.proof_status not in book.policy.accepts:
             message = f"Mechanism {mechanism.name!r} is {mechanism.proof_status}: {mechanism.proof_note}"
             reasons.append({"code": "policy.proof_status", "message": message})
+        reasons += [
+            {
+                "code": "audit.violation",
+                "message": f"Audit {audit.id} blocks this mechanism. {audit.sentence}",
+                "remedy": "propose another mechanism, or have an officer lift this audit by a new policy that says why",
+            }
+            for audit in book.blocking(mechanism.name)
+        ]
         if quoted.life is not None and not _fits_a_life(book, quoted.life):
             budget = book.policy.budget
             message = (

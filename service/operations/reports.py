@@ -368,6 +368,9 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             return f"Nobody said what became of release {release}: it counts as if it had left."
         case "artifact.attached":
             return f"The artifact of release {release} was told later: {document['artifact']['sha256']}."
+        case "audit.planned" | "audit.concluded" | "audit.abandoned":
+            audit = book.audits[document["audit"]]
+            return f"Audit {audit.id}: {audit.sentence}"
         case kind:
             return f"Entry of the kind {kind}."
 

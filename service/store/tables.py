@@ -191,5 +191,32 @@ job_line = Table(
     Column("error", Text),
 )
 
+#: Experiments that a worker of ours runs on made-up rows: who is at it, and how far it is.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("population_id", BigInteger, ForeignKey("population.id"), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("verdict", Text),
+    Column("outcome", Text),
+    Column("attempt", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("ticket", BigInteger),
+    Column("worker", Text),
+    Column("waits_since", _AT, nullable=False),
+    Column("lease_until", _AT),
+    Column("step", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("error", Text),
+    Column("created_at", _AT, nullable=False),
+    Column("started_at", _AT),
+    Column("finished_at", _AT),
+    Index("audits_of_a_population", "population_id", "id"),
+    Index("audits_by_status", "status", "lease_until"),
+)
+
 #: Tables that refuse UPDATE, DELETE and TRUNCATE.
 ONLY_GROW = ("entry", "release", "idempotency", "checkpoint", "installation")

@@ -1,8 +1,8 @@
 """The queue of jobs: procrastinate, in the same PostgreSQL as the ledger.
 
-A ticket is procrastinate's row that says that a job waits. It is written in the transaction that holds the budget, so
-there is never one without the other. That a worker has a ticket gives it no right to anything: whether it may run a
-job, and whether what it made may be committed, is decided by the job's own row.
+A ticket is procrastinate's row that says that a job, or an audit, waits. It is written in the transaction that holds
+the budget or plans the audit, so there is never one without the other. That a worker has a ticket gives it no right to
+anything: whether it may run a job, and whether what it made may be committed, is decided by the job's own row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _VERSION = text("SELECT obj_description(to_regclass('procrastinate_jobs'))")
 _REMOVE = text("DELETE FROM procrastinate_jobs WHERE id = :ticket AND status = 'todo'")
 _TIDY = text(
     "DELETE FROM procrastinate_jobs ticket WHERE status = 'doing' AND worker_id IS NULL "
-    "AND NOT EXISTS (SELECT FROM job WHERE job.ticket = ticket.id)"
+    "AND NOT EXISTS (SELECT FROM job WHERE job.ticket = ticket.id) "
+    "AND NOT EXISTS (SELECT FROM audit WHERE audit.ticket = ticket.id)"
 )
 _SAID: Final = "of Stint, as of "
 
@@ -77,7 +78,7 @@ def queue_names(queue: str, device: str) -> list[str]:
 
 
 def put(connection: Connection, *, job: str, queue: str, device: str) -> int:
-    """A new ticket for a job, in the transaction of this connection."""
+    """A new ticket for a job or an audit, in the transaction of this connection."""
     waiting = _waiting.configure_task(TASK, queue=queue_name(queue, device), connection=raw(connection))
     return waiting.defer(job=job)
 

@@ -152,6 +152,7 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/releases/{release}/commit"): PIPELINES,
     ("POST", "/v1/releases/{release}/void"): PIPELINES,
     ("POST", "/v1/releases/{release}/audit"): ("pipeline", "officer", "auditor"),
+    ("POST", "/v1/audits"): ("officer", "auditor"),
     ("POST", "/v1/jobs"): PIPELINES,
     ("POST", "/v1/jobs/{job}/cancel"): PIPELINES,
     ("POST", "/v1/advice/what-if"): PIPELINES,
@@ -178,6 +179,8 @@ ANYBODY = {
     ("GET", "/v1/releases/{release}/artifact"),
     ("GET", "/v1/releases/{release}/card"),
     ("GET", "/v1/releases/{release}/certificate"),
+    ("GET", "/v1/audits"),
+    ("GET", "/v1/audits/{audit}"),
     ("GET", "/v1/jobs"),
     ("GET", "/v1/jobs/{job}"),
     ("GET", "/v1/jobs/{job}/logs"),
@@ -191,7 +194,7 @@ ANYBODY = {
 }
 VALUES = {
     "population": "nobody-here", "ordinal": "0", "release": NOBODY, "task": "t", "name": "magic", "number": "1",
-    "key": "key_" + "0" * 26, "job": "job_" + "0" * 26,
+    "key": "key_" + "0" * 26, "job": "job_" + "0" * 26, "audit": "aud_" + "0" * 26,
 }  # fmt: skip
 
 

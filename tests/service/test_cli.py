@@ -89,7 +89,7 @@ def test_every_command_explains_itself_and_has_json(words: tuple[str, ...], caps
 
 def test_the_commands_are_those_of_the_design() -> None:
     wanted = {"run", "serve", "migrate", "demo", "price", "calibrate", "propose", "dry-run", "commit", "void", "verify"}
-    wanted |= {"audit", "export", "jobs", "keys", "populations", "register", "worker"}
+    wanted |= {"audit", "audits", "export", "jobs", "keys", "populations", "register", "worker"}
     assert set(stint.commands) == wanted | {"certificate", "statement", "verify-certificate", "verify-report"}
 
 
@@ -348,3 +348,23 @@ def test_without_the_service_the_database_itself_is_used() -> None:
             assert (process.returncode, err) == (0, ""), words
             assert expected in out
             assert not servers_of(folder)
+
+
+# ---------------------------------------------------------------- empirical audits
+
+
+@pytest.mark.usefixtures("at_service")
+def test_an_audit_is_planned_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("audits", "start", "clinic", "dp-sgd", "weights after one step", "--samples", "200", "--freeze")
+    planned = as_json(capsys, *words)
+    assert (planned["number"], planned["samples"], planned["on_violation"]) == (1, 200, "freeze")
+    assert said(capsys, "audits", "start", "clinic", "dp-cl-as-published").endswith(
+        ": audit 2 of clinic, at confidence 0.992401.\n"
+    )
+    assert [each["number"] for each in as_json(capsys, "audits", "list", "--population", "clinic")] == [2, 1]
+    assert said(capsys, "audits", "list").splitlines()[1] == (
+        f"{planned['id']}  clinic  dp-sgd: weights after one step  queued"
+    )
+    assert as_json(capsys, "audits", "show", planned["id"])["status"] == "queued"
+    assert said(capsys, "audits", "show", planned["id"]).startswith(f"{planned['id']}: queued. Audit 1 of 'dp-sgd'")
+    assert "has these audits" in complaint(capsys, "audits", "start", "clinic", "dp-sgd", code=1)

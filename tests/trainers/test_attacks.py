@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +17,8 @@ from accountant.audit.verdicts import verdict
 from accountant.streams.readings import CONTINUAL_RELEASE, worst_off
 from accountant.streams.schedules import ContinualRelease
 from trainers.attacks import coordinates, label_sets, lifetimes, likelihood, solved_noise
-from trainers.attacks.registry import AUDITS, CONFIDENCE, DELTA, Audit, conduct, price
+from trainers.attacks.planned import DELTA, L2DP_CLAIM, L2DP_SINGLE_CLAIM, PLANS, offered, price
+from trainers.attacks.registry import AUDITS, CONFIDENCE, Audit, conduct
 from trainers.attacks.runs import Scores, made, rows_of
 from trainers.catalog import CATALOG
 from trainers.noise import Noise
@@ -47,6 +50,27 @@ def test_the_status_of_every_proof_is_backed(name: str) -> None:
         case "claimed":
             assert ours == {"consistent"}
             assert theirs == {"violation"}
+
+
+def test_a_promise_is_known_without_torch() -> None:
+    """The claims that need the first weights are written down, a little too high rather than too low."""
+    for written, computed in (
+        (L2DP_CLAIM, solved_noise.claim()),
+        (L2DP_SINGLE_CLAIM, solved_noise.claim(single=True)),
+    ):
+        assert computed <= written < computed + 1e-3
+    without = "import sys, trainers.attacks.planned; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", without], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_what_is_offered_is_held_against_what_a_population_is_told(name: str) -> None:
+    """So a mechanism that is proved is never blocked for what a paper says, nor for what somebody else might do."""
+    expected = {"violation"} if CATALOG[name].proof_status == "refuted" else {"consistent"}
+    found = offered(name)
+    assert {plan.expected for plan in found} <= expected
+    assert bool(found) == (name not in {"fine-tuning", "a-gem"}), "nobody promises anything of those"
+    assert set(found) <= set(PLANS[name])
 
 
 def test_every_audit_has_a_name_of_its_own() -> None:

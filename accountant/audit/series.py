@@ -1,0 +1,185 @@
+"""The audits of a population, one after the other for life.
+
+An audit is planned before anything of it is run. Its plan fixes its number, and with that the confidence that it must
+have (`verdicts.confidence_of`: all audits of a population share one error budget), and which promise it is held
+against. So nobody can run an audit until it says what they like: an audit that comes to nothing has used its share, and
+a repetition is another audit, which needs more confidence. All attempts at one audit draw the same chance from the seed
+of its plan.
+
+A violation blocks its mechanism in the population until a version of the policy lifts it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from accountant.audit.empirical import LowerBound, Method
+from accountant.audit.verdicts import Verdict, confidence_of, verdict
+from accountant.errors import InvalidDocument, InvalidInput
+from accountant.units import FAILURE_PROBABILITY, NOT_NEGATIVE, real, whole
+
+Document: TypeAlias = Mapping[str, Any]
+OnViolation: TypeAlias = Literal["block", "freeze"]
+#: What became of a plan so far.
+Stage: TypeAlias = Literal["planned", "concluded", "abandoned"]
+
+LEAST_SAMPLES: Final = 100
+MAX_SAMPLES: Final = 10**7
+_ACTIONS: Final = get_args(OnViolation)
+_METHODS: Final = get_args(Method)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedAudit:
+    """An audit as its plan fixed it, and what it came to."""
+
+    id: str
+    number: int  # among all audits of its population, from 1
+    mechanism: str
+    name: str  # of the experiment
+    samples: int
+    confidence: float
+    epsilon: float  # that is promised, at `delta`, …
+    delta: float
+    by: str  # … by whom
+    on_violation: OnViolation
+    seed: str
+    entry: int  # of the log, that planned it
+    stage: Stage = "planned"
+    bound: LowerBound | None = None
+    verdict: Verdict | None = None
+    ended: int | None = None  # the entry that concluded or abandoned it
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the population is frozen by it."""
+        return self.verdict == "violation" and self.on_violation == "freeze"
+
+    @property
+    def sentence(self) -> str:
+        """What it says, for people."""
+        promise = f"ε = {self.epsilon:.4g} at δ = {self.delta:g}"
+        if self.stage == "abandoned":
+            return f"Audit {self.number} of {self.mechanism!r} came to nothing, and has used its share of errors."
+        if self.bound is None:
+            return f"Audit {self.number} of {self.mechanism!r} against {promise} is planned; nothing is known yet."
+        match self.verdict:
+            case "violation":
+                said = f"The promise of {promise} for {self.mechanism!r} is false"
+            case "consistent":
+                said = (
+                    f"Nothing was found against the promise of {promise} for {self.mechanism!r}, and it could have been"
+                )
+            case _:
+                said = (
+                    f"Whether the promise of {promise} for {self.mechanism!r} holds cannot be told from so many samples"
+                )
+        return f"{said}: {self.bound}."
+
+
+def planned_body(
+    *,
+    audit: str,
+    number: int,
+    mechanism: str,
+    name: str,
+    samples: int,
+    epsilon: float,
+    delta: float,
+    by: str,
+    on_violation: OnViolation,
+    seed: str,
+) -> dict[str, Any]:
+    """The entry that plans audit `number` of a population."""
+    return {
+        "kind": "audit.planned",
+        "audit": audit,
+        "number": number,
+        "mechanism": mechanism,
+        "name": name,
+        "samples": samples,
+        "confidence": confidence_of(number),
+        "promise": {"epsilon": epsilon, "delta": delta, "by": by},
+        "on_violation": on_violation,
+        "seed": seed,
+    }
+
+
+def plan_from(document: Document, *, entry: int) -> PlannedAudit:
+    """The plan that an entry of the log spells."""
+    promise = document["promise"]
+    if document["on_violation"] not in _ACTIONS:
+        raise InvalidDocument("on_violation", document["on_violation"], " or ".join(map(repr, _ACTIONS)))
+    return PlannedAudit(
+        id=document["audit"],
+        number=document["number"],
+        mechanism=document["mechanism"],
+        name=document["name"],
+        samples=whole("samples", document["samples"], least=LEAST_SAMPLES, most=MAX_SAMPLES),
+        confidence=float(document["confidence"]),
+        epsilon=real("promise.epsilon", promise["epsilon"], NOT_NEGATIVE),
+        delta=real("promise.delta", promise["delta"], FAILURE_PROBABILITY),
+        by=promise["by"],
+        on_violation=document["on_violation"],
+        seed=document["seed"],
+        entry=entry,
+    )
+
+
+def check_plan(plan: PlannedAudit, *, number: int) -> None:
+    """Refuse a plan that is not that of audit `number`: it would need another confidence."""
+    if plan.number != number:
+        raise InvalidInput("number", plan.number, f"{number}, the next audit of this population")
+    if plan.confidence != confidence_of(number):
+        raise InvalidInput("confidence", plan.confidence, f"{confidence_of(number)!r}, that of audit {number}")
+
+
+def said_of(plan: PlannedAudit, bound: LowerBound) -> Verdict:
+    """The verdict that follows from a bound; refused is a bound that is not one of what was planned."""
+    if bound.confidence != plan.confidence:
+        raise InvalidInput("confidence", bound.confidence, f"{plan.confidence!r}, that of audit {plan.number}")
+    if bound.delta != plan.delta:
+        raise InvalidInput("delta", bound.delta, f"{plan.delta:g}, as planned")
+    if bound.samples > plan.samples:
+        raise InvalidInput("samples", bound.samples, f"at most {plan.samples:,}, as planned")
+    if (bound.method == "gaussian_dp") != bound.assumes_a_shape:
+        raise InvalidInput("method", bound.method, "one whose assumptions are said")
+    return verdict(bound, epsilon=plan.epsilon, delta=plan.delta, confidence=plan.confidence)
+
+
+def concluded_body(plan: PlannedAudit, bound: LowerBound) -> dict[str, Any]:
+    """The entry that concludes a planned audit: its verdict follows from its numbers."""
+    return {"kind": "audit.concluded", "audit": plan.id, "bound": bound_to(bound), "verdict": said_of(plan, bound)}
+
+
+def bound_to(bound: LowerBound) -> dict[str, Any]:
+    """A lower bound in a log."""
+    return {
+        "epsilon_lower": bound.epsilon_lower,
+        "delta": bound.delta,
+        "confidence": bound.confidence,
+        "method": bound.method,
+        "samples": bound.samples,
+        "assumptions": list(bound.assumptions),
+        "attainable": bound.attainable,
+    }
+
+
+def bound_from(document: Document) -> LowerBound:
+    """The bound that `bound_to` spells."""
+    match document:
+        case {"method": str(method), "assumptions": [*assumptions]} if method in _METHODS:
+            pass
+        case _:
+            raise InvalidDocument("bound", document, "a lower bound")
+    return LowerBound(
+        epsilon_lower=real("epsilon_lower", document["epsilon_lower"], NOT_NEGATIVE),
+        delta=real("delta", document["delta"], FAILURE_PROBABILITY),
+        confidence=real("confidence", document["confidence"], FAILURE_PROBABILITY),
+        method=document["method"],
+        samples=whole("samples", document["samples"], least=1, most=MAX_SAMPLES),
+        assumptions=tuple(map(str, assumptions)),
+        attainable=real("attainable", document["attainable"], NOT_NEGATIVE),
+    )

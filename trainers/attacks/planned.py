@@ -1,0 +1,632 @@
+"""Every audit that a mechanism of the catalog has: what is attacked, and which promise that is held against.
+
+`registry` adds how scores are gathered. This part needs no torch, so that a service can plan an audit, and write down
+what will be held against what, before anything is run.
+
+The status of a proof is backed here: what is `proved` has audits of its price that stay consistent; what is `refuted`
+has one that disproves the claim of its paper, or that shows how much is seen where nothing is claimed; what is
+`claimed` has both, of our price and of the paper's claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from accountant import account
+from accountant.events import Gaussian, PoissonSampled, Repeated
+from trainers.catalog import mechanism
+
+if TYPE_CHECKING:
+    from accountant.audit.verdicts import Verdict
+    from accountant.events import Adjacency
+
+#: Where an attack stands: one release of a mechanism; a training, seen once; all releases of a stream.
+Level: TypeAlias = Literal["mechanism", "training", "sequence"]
+#: Who promises: the price of the catalog, the paper, or nobody (a number to compare with).
+Promiser: TypeAlias = Literal["catalog", "paper", "nobody"]
+
+DELTA: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """An experiment against one promise: ε at `delta`, as a number that is computed when it is asked for.
+
+    `samples` (of each side, or canaries) are those of docs/soundness.md, `tested` those of the test suite.
+    """
+
+    name: str
+    level: Level
+    what: str
+    promiser: Promiser
+    epsilon: Callable[[], float] = field(repr=False)
+    delta: float
+    expected: Verdict
+    samples: int
+    tested: int
+    gaussian: bool = False  # whether the attacked noise has the shape that the Gaussian fit assumes
+
+
+def price(name: str, parameters: Mapping[str, Any], *, charge: int = 0, adjacency: Adjacency = "add_remove") -> float:
+    """What the catalog's quote costs the datapoints of one charge, or over a life where it says what that is."""
+    quoted = mechanism(name).quote(parameters, adjacency=adjacency)
+    return account(quoted.life or quoted.charges[charge].event, delta=DELTA, adjacency=adjacency).upper
+
+
+def _lemma_2(noise_multiplier: float, steps: int) -> float:
+    """What Lemma 2 of DP-CL states: the steps of one task on the memory, and those of its own training, added."""
+    memory = Repeated(times=steps, event=Gaussian(noise_multiplier=noise_multiplier))
+    own = Repeated(
+        times=steps,
+        event=PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=noise_multiplier)),
+    )
+    return account(memory, delta=DELTA).upper + account(own, delta=DELTA).upper
+
+
+SGD: Final = {"noise_multiplier": 2.0, "sampling_probability": 0.5, "steps": 4, "clip_norm": 1.0}
+FULL: Final = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+QUIET: Final = {"noise_multiplier": 4.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+LOUD: Final = {"noise_multiplier": 1.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+LONG: Final = {"noise_multiplier": 4.0, "sampling_probability": 0.5, "steps": 40, "clip_norm": 1.0}
+MEMORY: Final = {
+    "steps": 4, "train_probability": 1.0, "train_noise_multiplier": 2.0, "memory_probability": 1.0,
+    "memory_noise_multiplier": 2.0, "clip_norm": 1.0, "use": "every_block", "memories": ["monday"],
+}  # fmt: skip
+#: Next to no noise on the task's own gradients, so that nothing hides what the projection shows of the memory.
+REMEMBERED: Final = {**MEMORY, "steps": 1, "train_noise_multiplier": 1e-3, "memory_noise_multiplier": 1.0}
+AGEM: Final[dict[str, Any]] = {
+    "steps": 1, "train_probability": 1.0, "memory_probability": 1.0, "noise_multiplier": 2.0, "clip_norm": 1.0,
+    "memories": [],
+}  # fmt: skip
+LABELS: Final = {"epsilon": 1.0, "delta": 1e-5}
+SUMS: Final = {"noise_multiplier": 1.5}
+MOMENTS: Final = {"noise_multiplier": 1.5, "moment_weight": 1e-3}
+PURE: Final = {"epsilon": 2.0}
+WINDOW: Final = {"k": 2, "w0": 20, "epsilon": 3.0}
+SCALES: Final = {"pane": 20, "levels": 3, "epsilon": 3.0}
+CONTINUAL: Final = {"pane": 20, "doublings": 1, "epsilon": 3.0}
+WINDOW_GAUSSIAN: Final = {"k": 2, "w0": 20, "noise": "gaussian", "mu": 0.7}
+SCALES_GAUSSIAN: Final = {"pane": 20, "levels": 3, "noise": "gaussian", "mu": 0.7}
+CONTINUAL_GAUSSIAN: Final = {"pane": 20, "doublings": 1, "noise": "gaussian", "mu": 0.7}
+CELLS: Final = {"scale": 0.5}
+GAUSSIAN_CELLS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
+GAUSSIAN_WEIGHTS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
+COORDINATES: Final = {"epsilon": 1.0, "weights": 3}
+SECRET: Final[dict[str, Any]] = {"noise_multiplier": 2.0, "steps": 1}
+#: Pure promises hold at every δ; what the catalog charges is compared at the δ of all others.
+PUBLISHED_EPSILON: Final = 1.0
+#: What the paper claims of the attacked parameters (`solved_noise.claim`, which needs the first weights), rounded up.
+L2DP_CLAIM: Final = 0.8703
+L2DP_SINGLE_CLAIM: Final = 0.6721
+
+#: Every mechanism of the catalog, with the plans of its audits.
+PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
+    {
+        "dp-sgd": (
+            Plan(
+                name="weights after one step",
+                level="mechanism",
+                what="threshold on the weight along the axis of a canary that is always clipped; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", FULL),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="weights after sampled steps",
+                level="mechanism",
+                what="the same after four steps on Poisson samples; the price is for who sees each step",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", SGD),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=2_000,
+            ),
+            Plan(
+                name="one run, white box",
+                level="training",
+                what="weights along the axes of canaries, each in by a coin",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", LOUD),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="one run, white box, sampled steps",
+                level="training",
+                what="the same after four steps on Poisson samples",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", SGD),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="one run, black box",
+                level="training",
+                what="losses of the released model on canaries, each in by a coin",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", LOUD),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="one run, black box, perceptron",
+                level="training",
+                what="losses of random rows under random labels after forty steps; nothing is worst case",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", LONG),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=500,
+            ),
+            Plan(
+                name="weights after one step, replaced datapoint",
+                level="mechanism",
+                what="the same for a canary with one of two labels, whose clipped gradient turns round",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", QUIET, adjacency="replace_one"),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=2_000,
+                gaussian=True,
+            ),
+        ),
+        "peft-ensemble": (
+            Plan(
+                name="head after one step",
+                level="mechanism",
+                what="threshold on the weight of the head along the axis of a canary; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("peft-ensemble", FULL),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=2_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="one run, white box",
+                level="training",
+                what="weights of the head along the axes of canaries, each in by a coin",
+                promiser="catalog",
+                epsilon=lambda: price("peft-ensemble", LOUD),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+        ),
+        "episodic-memory": (
+            Plan(
+                name="one run, canaries in the task",
+                level="training",
+                what="weights along the axes of canaries of the part train, beside a memory",
+                promiser="catalog",
+                epsilon=lambda: price("episodic-memory", MEMORY),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="one run, canaries in the memory",
+                level="training",
+                what="weights along the axes of canaries of the part memory, which show by the projection alone",
+                promiser="catalog",
+                epsilon=lambda: price("episodic-memory", REMEMBERED, charge=1),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+        ),
+        "cosine-classifier": (
+            Plan(
+                name="sum of one label",
+                level="mechanism",
+                what="threshold on the sum of a label that one datapoint carries; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("cosine-classifier", SUMS),
+                delta=DELTA,
+                expected="consistent",
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="sum of one label, replaced datapoint",
+                level="mechanism",
+                what="the same for a datapoint with one of two opposite features",
+                promiser="catalog",
+                epsilon=lambda: price("cosine-classifier", SUMS, adjacency="replace_one"),
+                delta=DELTA,
+                expected="consistent",
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
+            ),
+        ),
+        "l2dp-ml": (
+            Plan(
+                name="sum of one label",
+                level="mechanism",
+                what="threshold on the class sum of a label that one datapoint carries, moments left aside",
+                promiser="catalog",
+                epsilon=lambda: price("l2dp-ml", MOMENTS),
+                delta=DELTA,
+                expected="consistent",
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="one run, white box",
+                level="training",
+                what="class sums of canaries, each in by a coin and alone with its label",
+                promiser="catalog",
+                epsilon=lambda: price("l2dp-ml", MOMENTS),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+        ),
+        "label-release": (
+            Plan(
+                name="one more datapoint of a label",
+                level="mechanism",
+                what="whether a label of ten datapoints is told, beside one of nine",
+                promiser="catalog",
+                epsilon=lambda: price("label-release", LABELS),
+                delta=DELTA,
+                expected="consistent",
+                samples=1_000_000,
+                tested=50_000,
+            ),
+            Plan(
+                name="label space of a stream, released",
+                level="sequence",
+                what="whether the label of one datapoint is in any label set of three tasks that was released",
+                promiser="catalog",
+                epsilon=lambda: price("label-release", LABELS),
+                delta=DELTA,
+                expected="consistent",
+                samples=5_000,
+                tested=300,
+            ),
+            Plan(
+                name="label space of a stream, derived from the data",
+                level="sequence",
+                what="the same where a label set is what occurs in the data, which the catalog offers nowhere",
+                promiser="nobody",
+                epsilon=lambda: price("label-release", LABELS),
+                delta=DELTA,
+                expected="violation",
+                samples=5_000,
+                tested=300,
+            ),
+            *(
+                Plan(
+                    name=f"one more datapoint of a label, rule {rule}",
+                    level="mechanism",
+                    what="the same with another rule",
+                    promiser="catalog",
+                    epsilon=partial(price, "label-release", {**LABELS, "rule": rule}),
+                    delta=DELTA,
+                    expected="consistent",
+                    samples=1_000_000,
+                    tested=50_000,
+                )
+                for rule, others in (("optimal", 9), ("laplace", 9), ("binary", 9))
+            ),
+        ),
+        "accuracy": (
+            Plan(
+                name="count of right answers",
+                level="mechanism",
+                what="likelihood ratio of the noisy count of right answers, of one row or none",
+                promiser="catalog",
+                epsilon=lambda: price("accuracy", CELLS),
+                delta=DELTA,
+                expected="consistent",
+                samples=10_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="count of right answers, Gaussian noise",
+                level="mechanism",
+                what="threshold on the noisy count of right answers, of one row or none",
+                promiser="catalog",
+                epsilon=lambda: price("accuracy", GAUSSIAN_CELLS),
+                delta=DELTA,
+                expected="consistent",
+                samples=10_000,
+                tested=1_000,
+            ),
+        ),
+        "output-perturbation": (
+            Plan(
+                name="weights around a wrong centre",
+                level="mechanism",
+                what="likelihood ratio of the weights, of one datapoint with the longest gradient there is, or none",
+                promiser="catalog",
+                epsilon=lambda: price("output-perturbation", PURE),
+                delta=DELTA,
+                expected="consistent",
+                samples=20_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="weights around a wrong centre, Gaussian noise",
+                level="mechanism",
+                what="the same with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("output-perturbation", GAUSSIAN_WEIGHTS),
+                delta=DELTA,
+                expected="consistent",
+                samples=20_000,
+                tested=1_000,
+            ),
+        ),
+        "multi-resolution": (
+            Plan(
+                name="a life at every scale",
+                level="sequence",
+                what="likelihood ratio of all models that one datapoint enters, on the mechanism's own runs",
+                promiser="catalog",
+                epsilon=lambda: price("multi-resolution", {**SCALES, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                samples=4_000,
+                tested=200,
+            ),
+            Plan(
+                name="a life at every scale, Gaussian noise",
+                level="sequence",
+                what="the same with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("multi-resolution", {**SCALES_GAUSSIAN, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                samples=4_000,
+                tested=200,
+            ),
+        ),
+        "continual-release": (
+            Plan(
+                name="a life of bases and updates",
+                level="sequence",
+                what="likelihood ratio of all models that the worst-off datapoint enters, on the mechanism's own runs",
+                promiser="catalog",
+                epsilon=lambda: price("continual-release", {**CONTINUAL, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                samples=4_000,
+                tested=200,
+            ),
+            Plan(
+                name="a life of bases and updates, Gaussian noise",
+                level="sequence",
+                what="the same with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("continual-release", {**CONTINUAL_GAUSSIAN, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                samples=4_000,
+                tested=200,
+            ),
+        ),
+        "sliding-window": (
+            Plan(
+                name="a life of windows",
+                level="sequence",
+                what="likelihood ratio of all models of a window chain that one datapoint enters, on its own runs",
+                promiser="catalog",
+                epsilon=lambda: price("sliding-window", {**WINDOW, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                samples=4_000,
+                tested=200,
+            ),
+            Plan(
+                name="a life of windows, noise as the paper's Algorithm 3 prints it (R4)",
+                level="sequence",
+                what="lifetime sum of the printed noise at the printed sensitivity, in one coordinate; w = 15 panes",
+                promiser="paper",
+                epsilon=lambda: PUBLISHED_EPSILON,
+                delta=0.0,
+                expected="violation",
+                samples=200_000,
+                tested=20_000,
+            ),
+            Plan(
+                name="a life of windows, noise for every pane (R5)",
+                level="sequence",
+                what="the same in the reading under which the paper's theorem holds",
+                promiser="paper",
+                epsilon=lambda: PUBLISHED_EPSILON,
+                delta=0.0,
+                expected="consistent",
+                samples=200_000,
+                tested=20_000,
+            ),
+            Plan(
+                name="a life of windows, Gaussian noise",
+                level="sequence",
+                what="the same as the first with Gaussian noise",
+                promiser="catalog",
+                epsilon=lambda: price("sliding-window", {**WINDOW_GAUSSIAN, "step": 0}),
+                delta=DELTA,
+                expected="consistent",
+                samples=4_000,
+                tested=200,
+            ),
+        ),
+        "dp-agem-as-published": (
+            Plan(
+                name="a batch turned round, at our price",
+                level="mechanism",
+                what="weights after one step on a batch that one datapoint turns round; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("dp-agem-as-published", AGEM),
+                delta=DELTA,
+                expected="consistent",
+                samples=20_000,
+                tested=1_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="a batch turned round, at the paper's price",
+                level="mechanism",
+                what="the same, noise of all steps at once, against one clip norm of sensitivity, as the paper counts",
+                promiser="paper",
+                epsilon=lambda: account(Gaussian(noise_multiplier=AGEM["noise_multiplier"]), delta=DELTA).upper,
+                delta=DELTA,
+                expected="violation",
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
+            ),
+        ),
+        "dp-cl-as-published": (
+            Plan(
+                name="secret blocks over seventeen tasks",
+                level="sequence",
+                what=(
+                    "likelihood ratio of all noisy reference gradients of sixteen later tasks, which Lemma 2 counts; "
+                    "clipped gradients and noise by the mechanism's code, the noise for all runs at once"
+                ),
+                promiser="paper",
+                epsilon=lambda: _lemma_2(**SECRET),
+                delta=DELTA,
+                expected="violation",
+                samples=200_000,
+                tested=20_000,
+            ),
+        ),
+        "l2dp-ml-as-published": (
+            Plan(
+                name="the noise is solved for",
+                level="sequence",
+                what="two releases and linear algebra: which of two records was in the first task",
+                promiser="paper",
+                epsilon=lambda: L2DP_CLAIM,
+                delta=0.0,
+                expected="violation",
+                samples=5_000,
+                tested=200,
+            ),
+            Plan(
+                name="a single release is enough",
+                level="mechanism",
+                what="one release with hidden values that are not saturated: the rank of what the noise cannot hide",
+                promiser="paper",
+                epsilon=lambda: L2DP_SINGLE_CLAIM,
+                delta=0.0,
+                expected="violation",
+                samples=5_000,
+                tested=200,
+            ),
+        ),
+        "output-perturbation-as-published": (
+            Plan(
+                name="Laplace noise on each coordinate, at our price",
+                level="mechanism",
+                what="likelihood ratio of the weights around a wrong centre, of one of two datapoints",
+                promiser="catalog",
+                epsilon=lambda: price("output-perturbation-as-published", COORDINATES, adjacency="replace_one"),
+                delta=DELTA,
+                expected="consistent",
+                samples=20_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="Laplace noise on each coordinate, at the paper's price",
+                level="mechanism",
+                what="the same against the claimed ε: three coordinates cost up to √3 of it",
+                promiser="paper",
+                epsilon=lambda: PUBLISHED_EPSILON,
+                delta=0.0,
+                expected="violation",
+                samples=20_000,
+                tested=6_000,
+            ),
+            Plan(
+                name="a Lipschitz constant from the data, at the paper's price",
+                level="mechanism",
+                what="the same with L of the paper's experiments, which divides by the datapoints once more",
+                promiser="paper",
+                epsilon=lambda: PUBLISHED_EPSILON,
+                delta=0.0,
+                expected="violation",
+                samples=5_000,
+                tested=300,
+            ),
+        ),
+        "continual-release-as-published": (
+            Plan(
+                name="a life of bases and updates, as printed",
+                level="sequence",
+                what="lifetime sum of the printed noise at the printed sensitivity, in one coordinate; B = 8 b0",
+                promiser="paper",
+                epsilon=lambda: PUBLISHED_EPSILON,
+                delta=0.0,
+                expected="violation",
+                samples=1_000_000,
+                tested=300_000,
+            ),
+        ),
+        "fine-tuning": (
+            Plan(
+                name="one run, white box",
+                level="training",
+                what="which weights moved; nothing is promised, and ε = 3 stands for any promise",
+                promiser="nobody",
+                epsilon=lambda: 3.0,
+                delta=DELTA,
+                expected="violation",
+                samples=2_000,
+                tested=300,
+            ),
+        ),
+        "a-gem": (
+            Plan(
+                name="one run, white box",
+                level="training",
+                what="which weights moved; nothing is promised, and ε = 3 stands for any promise",
+                promiser="nobody",
+                epsilon=lambda: 3.0,
+                delta=DELTA,
+                expected="violation",
+                samples=2_000,
+                tested=300,
+            ),
+        ),
+    }
+)
+
+
+def offered(name: str) -> tuple[Plan, ...]:
+    """The audits of a mechanism that are about what a population is told of it.
+
+    That is the price of the catalog; of a mechanism that is refuted, the claim of its paper. What a paper claims of a
+    mechanism that is charged by a price of ours is no promise to anybody, and neither is a number of nobody's.
+    """
+    by = "paper" if mechanism(name).proof_status == "refuted" else "catalog"
+    return tuple(plan for plan in PLANS[name] if plan.promiser == by)
