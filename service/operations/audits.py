@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from service.store.books import Books
     from service.store.database import Database
 
-_MOST_ENTRIES: Final = 100
+_MOST_ENTRIES: Final = 10_000  # of one release: a proposal, its end, and audits that found something new
 _RELEASE: Final = re.compile(r"rel_[0-9A-Z]{26}")
 _ENTRIES = text(
     "SELECT body FROM entry WHERE release = :release AND kind IN ('release.held', 'release.denied', "

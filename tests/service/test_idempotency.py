@@ -99,6 +99,11 @@ def audit(house: House) -> Asked:
     return Asked(f"/v1/releases/{held(house)[1]}/audit", None, {})
 
 
+def new_audit(house: House) -> Asked:
+    asked = {"population": house.population(), "mechanism": "dp-sgd", "audit": "one run, white box"}
+    return Asked("/v1/audits", asked, {**asked, "on_violation": "freeze"}, 201)
+
+
 def checkpoint(house: House) -> Asked:
     held(house)
     return Asked("/v1/checkpoints", None, {}, 201)
@@ -120,6 +125,7 @@ def new_key(_: House) -> Asked:
 
 
 EFFECTS: dict[str, Callable[[House], Asked]] = {
+    "/v1/audits": new_audit,
     "/v1/checkpoints": checkpoint,
     "/v1/jobs": new_job,
     "/v1/jobs/{job}/cancel": cancel,

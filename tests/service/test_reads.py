@@ -37,7 +37,7 @@ def checksums(parts: Parts) -> dict[str, str]:
 
 @pytest.fixture
 def furnished(call: Caller, parts: Parts) -> dict[str, Any]:
-    """A population with people, keys, tasks, releases in every state, a job, and a checkpoint."""
+    """A population with people, keys, tasks, releases in every state, a job, an audit, and a checkpoint."""
     name = call.population(count=50, epsilon=1.0)
     call.ok("POST", f"/v1/populations/{name}/datapoints", {"keys": ["ada", "ben"]})
     call.ok(
@@ -58,11 +58,12 @@ def furnished(call: Caller, parts: Parts) -> dict[str, Any]:
     denied = call.propose(name, ({"ranges": [[0, 52]]}, {"kind": "pure_dp", "epsilon": 5.0}))
     assert denied["status"] == "denied"
     job = call.ok("POST", "/v1/jobs", work.job(name, "/nowhere.npz", scope={"ranges": [[30, 50]]}))["id"]
+    audit = call.ok("POST", "/v1/audits", {"population": name, "mechanism": "dp-sgd", "audit": "one run, white box"})
     sweeper.checkpoint(parts)
     number = call.ok("GET", "/v1/checkpoints")["items"][-1]["number"]
     return {
         "population": name, "release": made[1], "task": "t", "ordinal": 7, "name": "dp-sgd", "number": number,
-        "job": job, "committed": made[0],
+        "job": job, "committed": made[0], "audit": audit["id"],
     }  # fmt: skip
 
 
