@@ -17,7 +17,7 @@ from trainers.ports import Rows
 
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]
 
-MEMORY_RATE: Final = 0.1  # of a task's datapoints are kept
+MEMORY_RATE: Final = 0.5  # of a task's datapoints are kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,25 +19,31 @@ if TYPE_CHECKING:
 
     from trainers.backbones import Backbone
 
+_NOTHING: Final = 1e-12  # a row of this norm is left at 0, and its gradient is finite
 _NORMALISATIONS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
 
 class Tuned(nn.Module):  # type: ignore[misc]  # torch is not read
     """A frozen body and a head that starts at zero, so that no label is preferred before the first step.
 
-    The body stays in evaluation mode whatever mode is asked for.
+    The body stays in evaluation mode whatever mode is asked for. If there is a `norm`, the head sees each row's
+    features at that L2 norm, whatever they came with: a function of one row alone.
     """
 
-    def __init__(self, body: nn.Module, *, width: int, outputs: int) -> None:
+    def __init__(self, body: nn.Module, *, width: int, outputs: int, norm: float) -> None:
         super().__init__()
-        self.body = body
+        self.body, self.norm = body, norm
         self.head = nn.Linear(width, outputs)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(n, …) to (n, outputs)."""
-        return self.head(self.body(x).flatten(1))
+        features = self.body(x).flatten(1)
+        if self.norm:
+            lengths = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+            features = features * (self.norm / lengths.clamp(min=_NOTHING))
+        return self.head(features)
 
     def train(self, mode: bool = True) -> Tuned:  # noqa: FBT001, FBT002  # torch calls it so
         super().train(mode)
@@ -57,12 +63,12 @@ class _Prepared(nn.Module):  # type: ignore[misc]
         return self.module(self._prepare(x))
 
 
-def last_layer(*, width: int, labels: int) -> Tuned:
+def last_layer(*, width: int, labels: int, norm: float = 0.0) -> Tuned:
     """A head on features that were computed beforehand."""
-    return Tuned(nn.Identity(), width=width, outputs=_outputs(labels))
+    return Tuned(nn.Identity(), width=width, outputs=_outputs(labels), norm=norm)
 
 
-def film(backbone: Backbone, *, shape: Sequence[int], labels: int) -> Tuned:
+def film(backbone: Backbone, *, shape: Sequence[int], labels: int, norm: float = 0.0) -> Tuned:
     """A head, and a scale and a shift for each channel of each normalisation layer (Perez et al. 2018)."""
     body = _Prepared(backbone)
     tuned = [layer for layer in body.modules() if isinstance(layer, _NORMALISATIONS) and layer.weight is not None]
@@ -72,7 +78,7 @@ def film(backbone: Backbone, *, shape: Sequence[int], labels: int) -> Tuned:
         )
     for layer in tuned:
         layer.requires_grad_(True)  # noqa: FBT003
-    module = Tuned(body, width=backbone.width(shape), outputs=_outputs(labels))
+    module = Tuned(body, width=backbone.width(shape), outputs=_outputs(labels), norm=norm)
     module.to(backbone.device)
     return module
 

@@ -1,7 +1,7 @@
 """Artifacts as they are found: opened and looked at, never loaded or run. No framework is imported.
 
-Whatever is not safetensors is recognised by its first bytes and left alone: pickles, torch archives, NumPy archives. A
-zip archive is told from others by the names in its index alone; nothing in it is ever unpacked. What is read of a
+Whatever is not safetensors is recognised by its first bytes and left alone: pickles, torch archives, NumPy archives. An
+archive is told from others by the names in it alone; nothing in it is ever unpacked. What is read of a
 safetensors file is read in blocks: memory stays flat, however large the file is.
 """
 
@@ -12,6 +12,8 @@ import hashlib
 import io
 import json
 import os
+import pickletools
+import re
 import stat
 import zipfile
 from collections.abc import Collection, Mapping
@@ -25,12 +27,15 @@ from accountant.audit.checklist import MAX_ROWS, MIN_REPEATED
 from accountant.audit.contents import Contents, Earlier, Form, Tensor
 from accountant.canonical import from_canonical
 from accountant.errors import AccountantError
-from trainers.safetensors_headers import DTYPES, Malformed, Slot, is_text, read_header
+from trainers.safetensors_headers import DTYPES, MAX_HEADER, Header, Malformed, Slot, is_text, read_header
 
 MAX_BYTES: Final = 1 << 40
 _BLOCK: Final = 1 << 24
 _MAX_INDEX: Final = 1 << 22  # bytes at the end of an archive that are looked at
 _MAX_MEMBERS: Final = 10_000
+_SNIFFED: Final = 1 << 16  # bytes at the start of a file by which its form is told
+_TAPE_BLOCK: Final = 512
+_INSTRUCTIONS: Final = 16  # of a pickle that is longer than those bytes
 _KEPT: Final = 1 << 18  # numbers of a tensor that a check compares: its first rows, if it has more
 #: Where files of other tools name their outputs.
 _LABEL_KEYS: Final = ("labels", "label_names", "classes", "class_names", "id2label", "categories")
@@ -91,34 +96,64 @@ def earlier(release: str, path: Path, *, keep: Collection[str] = ()) -> Earlier 
 
 def labels_in(path: Path) -> list[str] | None:
     """The outputs that a safetensors file names, by its header alone; None if it names none, or cannot be read."""
+    header = _header(path)
+    return None if header is None else _labels(_facts(header.metadata), header.metadata)
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a file is safetensors, by its header alone."""
+    return _header(path) is not None
+
+
+def _header(path: Path) -> Header | None:
     try:
         with path.open("rb") as file:
-            metadata = read_header(file, path.stat().st_size).metadata
+            return read_header(file, path.stat().st_size)
     except (OSError, Malformed):
         return None
-    return _labels(_facts(metadata), metadata)
 
 
 # ---------------------------------------------------------------- which form it has
 
 
 def _form(file: IO[bytes], size: int) -> Form:
-    start = file.read(64)
-    is_pickle = start[:1] == b"\x80" and start[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}
-    if start[8:9] == b"{" and (
-        start[5:8] == bytes(3) or not is_pickle
-    ):  # a length may look like a pickle's first bytes
-        return "safetensors"
+    start = file.read(_SNIFFED)
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER:
+        return "safetensors"  # a length may look like a pickle's first bytes
     if start[:4] in {b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08"}:
         return _archive(file, size)
-    if is_pickle or start[:2] in {b"(d", b"(l", b"c_", b"cp", b"cb"} or start[:6] == b"ctorch":  # protocol 0 and 1
-        return "pickle"
+    if start[257:262] == b"ustar":
+        return _tape(file, size)
     for magic, form in _MAGIC.items():
         if start.startswith(magic):
             return form
-    return "safetensors" if size < 9 else "other"
+    if _is_pickle(start, whole=size <= len(start)):
+        return "pickle"
+    return "safetensors" if size < 9 or start[8:9] == b"{" else "other"
 
 
+def _is_pickle(start: bytes, *, whole: bool) -> bool:
+    """Whether a file begins as a program for a pickle machine, of any protocol; it is read and never run.
+
+    Later protocols say so in their first bytes. Those of 0 and 1 may begin with nearly any instruction, so the whole
+    beginning must be made of them, as far as it was read.
+    """
+    if start[:1] == b"\x80" and start[1:2] in {b"\x02", b"\x03", b"\x04", b"\x05"}:
+        return True
+    many = 0
+    try:
+        for opcode, _, _ in pickletools.genops(start):
+            many += 1
+            if opcode.name == "STOP":
+                return many > 1  # a stop alone has nothing to give back
+    except (ValueError, OverflowError, UnicodeError):
+        pass
+    # The last instruction may have been cut off.
+    return not whole and (many >= _INSTRUCTIONS or _OPENING.match(start) is not None)
+
+
+#: How old pickles of lists, tables and objects begin: a container that is kept, or a name to import.
+_OPENING: Final = re.compile(rb"\([ld]p\d+\n|[\]}(]q.|\(?c[\w.]+\n[\w.]+\n|\(i[\w.]+\n")
 _MAGIC: Final[Mapping[bytes, Form]] = {
     b"\x93NUMPY": "npy",
     b"GGUF": "gguf",
@@ -143,6 +178,25 @@ def _archive(file: IO[bytes], size: int) -> Form:
     if names and all(name.endswith(".npy") for name in names):
         return "npz"
     return "archive"
+
+
+def _tape(file: IO[bytes], size: int) -> Form:
+    """What a tar archive is, by the names in its headers: torch's oldest files are tar archives of pickles."""
+    at = 0
+    for _ in range(_MAX_MEMBERS):
+        if not 0 <= at <= size - _TAPE_BLOCK:
+            break
+        file.seek(at)
+        header = file.read(_TAPE_BLOCK)
+        name = header[:100].rstrip(b"\0").decode("latin-1")
+        if name == "pickle" or name.endswith((".pkl", ".pickle")):
+            return "torch"
+        try:
+            length = int(header[124:136].strip(b" \0") or b"0", 8)
+        except ValueError:  # none, or one that is spelled in another way
+            break
+        at += _TAPE_BLOCK + -(-length // _TAPE_BLOCK) * _TAPE_BLOCK
+    return "tar"
 
 
 # ---------------------------------------------------------------- tensors

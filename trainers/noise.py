@@ -90,10 +90,11 @@ class Noise:
             return np.arange(count, dtype=np.int64)
         first, rest = divmod(int(math.ldexp(probability, 64)), 1 << 48)
         coins = self._drawn(2 * count).view(np.uint16)
-        heads = coins < first
-        open_ = np.flatnonzero(coins == first)
-        heads[open_] = self.words(len(open_)) >> np.uint64(16) < np.uint64(rest)
-        return np.flatnonzero(heads)
+        chosen = np.flatnonzero(coins <= first)
+        open_ = coins[chosen] == first
+        tails = np.zeros_like(open_)
+        tails[open_] = self.words(int(open_.sum())) >> np.uint64(16) >= np.uint64(rest)
+        return chosen[~tails] if tails.any() else chosen
 
     def normals(
         self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"

@@ -15,7 +15,7 @@ The facts:
 
 - `labels`: the names of the outputs in order, as text. There may be none, if a release told none.
 - `recipe`: the part of the run's recipe that the module is built from: `model`, `hidden` and `shape`; of an adapter
-  `adapter`, and `shape`, that of a row.
+  `adapter`, `shape`, that of a row, and `feature_norm`, the norm at which the head sees features (0 or absent: theirs).
 - `backbone`: `{"name", "digest"}` of the frozen module whose features were trained on; None or absent if rows were
   taken as they are. A backbone of another digest is refused.
 - `row_norm`: rows are scaled down to at most this L2 norm before they meet the weights; None or absent: they are not.
@@ -165,11 +165,12 @@ def _network(released: Released, _backbone: Backbone | None, device: str) -> Cal
 
 def _adapter(released: Released, backbone: Backbone | None, device: str) -> Callable[[NDArray[np.float32]], Scores]:
     recipe, labels = released.facts["recipe"], len(released.facts["labels"])
+    norm = recipe.get("feature_norm", 0.0)
     if recipe["adapter"] == "film":
         assert backbone is not None, "film is of a backbone"
-        module = adapters.film(backbone, shape=recipe["shape"], labels=labels)
+        module = adapters.film(backbone, shape=recipe["shape"], labels=labels, norm=norm)
     else:
-        module = adapters.last_layer(width=released.tensors["head.weight"].shape[1], labels=labels)
+        module = adapters.last_layer(width=released.tensors["head.weight"].shape[1], labels=labels, norm=norm)
     adapters.restore(module, released.tensors)
     return _forward(module, device)
 

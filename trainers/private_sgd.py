@@ -87,9 +87,16 @@ class Source:
 
     def sample(self, noise: Noise) -> torch.Tensor:
         """Which rows a Poisson sample of the datapoints has. Private."""
-        chosen = np.zeros(self.slots, dtype=np.bool_)
-        chosen[noise.chosen(self.slots, self.sampling_probability)] = True
-        return torch.from_numpy(np.flatnonzero(chosen[self.unit])).to(self.x.device)
+        chosen = noise.chosen(self.slots, self.sampling_probability)
+        if self.rows_per_unit > 1 or len(self.unit) < self.slots:  # else row i is that of datapoint i
+            sampled = np.zeros(self.slots, dtype=np.bool_)
+            sampled[chosen] = True
+            chosen = np.flatnonzero(sampled[self.unit])
+        return torch.from_numpy(chosen).to(self.x.device)
+
+    def space(self, most: int) -> torch.Tensor:
+        """Memory for what is computed at a time: to use it again takes less than to ask for more in every step."""
+        return self.x.new_empty((self.batch(most), *self.x.shape[1:]))
 
 
 def noisy_gradient(
@@ -116,7 +123,7 @@ def noisy_gradient(
             sums=sums,
             draw=lambda: noise.normals((size,), dtype=torch.float64, device=device),
             normaliser=normaliser or source.expected,
-            physical_batch=physical_batch,
+            space=source.space(physical_batch),
         )
 
 
@@ -128,7 +135,7 @@ def _noisy_gradient(
     sums: ClippedSum,
     draw: Draw,
     normaliser: float,
-    physical_batch: int,
+    space: torch.Tensor,
 ) -> Gradient:
     """The same for one of many steps, which share what was prepared of the network and what was drawn `ahead`."""
     parameters = trainable(module)
@@ -136,13 +143,11 @@ def _noisy_gradient(
     step = grid_step(deviation)
     total = draw().mul_(deviation / step)  # in steps of the grid: noise, to which the gradients are added
     parts = unflattened(total, parameters)
-    batch = source.batch(physical_batch)
     sample = source.sample(noise)
-    for rows in sample.split(batch) if len(sample) else ():
-        taken = torch.cat([rows, rows[:1].expand(batch - len(rows))])
-        clipped = sums(
-            source.x[taken], source.y[taken], clip_norm=source.clip_norm / source.rows_per_unit, count=len(rows)
-        )
+    for rows in sample.split(len(space)) if len(sample) else ():
+        taken = torch.cat([rows, rows[:1].expand(len(space) - len(rows))])
+        x = torch.index_select(source.x, 0, taken, out=space)
+        clipped = sums(x, source.y[taken], clip_norm=source.clip_norm / source.rows_per_unit, count=len(rows))
         for part, each in zip(parts, clipped, strict=True):
             part.add_(each, alpha=1 / step)
     gradient = total.round_().to(torch.float32).mul_(step / normaliser)
@@ -183,23 +188,24 @@ def train(
     """Take `steps` noisy steps, each from the sources that `schedule` names (all of them if there is none)."""
     parameters = trainable(module)
     move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
+    spaces = [source.space(physical_batch) for source in sources]
     with (
         clipping(module, loss=loss) as sums,
         noise.ahead(size_of(parameters), device=parameters[0].device) as draw,
     ):
         for step in range(steps):
-            sampled = sources if schedule is None else [sources[place] for place in schedule(step)]
+            sampled = range(len(sources)) if schedule is None else schedule(step)
             gradients = [
                 _noisy_gradient(
                     module,
-                    source,
+                    sources[place],
                     noise,
                     sums=sums,
                     draw=draw,
-                    normaliser=source.expected,
-                    physical_batch=physical_batch,
+                    normaliser=sources[place].expected,
+                    space=spaces[place],
                 )
-                for source in sampled
+                for place in sampled
             ]
             move(combine(gradients))
             progress(step + 1, steps)

@@ -90,6 +90,7 @@ def steps(*, sampling_probability: float = 0.5, steps: int = 40) -> dict[str, An
 
 
 ADAM = {"optimiser": "adam", "learning_rate": 0.002}
+SGD = {"optimiser": "sgd", "learning_rate": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +121,14 @@ def test_labels_of_their_own_task_are_enough_for_the_cosine_classifier(stream: S
 
 
 def test_an_ensemble_beats_chance_and_the_naive_baseline_by_every_rule(stream: Stream, naive: float) -> None:
-    recipe = {"feature_size": SIZE, "adapter": "last_layer", **ADAM}
+    recipe = {"feature_size": SIZE, "adapter": "last_layer", **SGD}
     made = task_by_task(stream, "peft-ensemble", steps(), recipe, builds_on=None)
     for aggregation in AGGREGATIONS:
-        assert right(stream, made, aggregation) > max(3 * CHANCE, naive + 0.1), aggregation
+        assert right(stream, made, aggregation) > max(3 * CHANCE, naive + 0.15), aggregation
     assert right(stream, made[:1]) < right(stream, made)  # what was learned later is added
+    # Rows of one length let the outputs of different members be compared.
+    longer = task_by_task(stream, "peft-ensemble", steps(), {**recipe, "feature_norm": 0.0, **ADAM}, builds_on=None)
+    assert right(stream, made, "median") > right(stream, longer, "median")
 
 
 def test_the_naive_baseline_forgets(stream: Stream, naive: float) -> None:

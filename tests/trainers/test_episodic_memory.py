@@ -381,7 +381,8 @@ def test_without_memories_it_is_dp_sgd() -> None:
     assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in ours.tensors)
 
 
-def test_a_stream_of_digits_is_forgotten_less_than_without_memories(shared_data: Path) -> None:
+@pytest.mark.parametrize("combine", ["projection", "replay"])
+def test_a_stream_of_digits_is_forgotten_less_than_without_memories(combine: str, shared_data: Path) -> None:
     """Three tasks of two digits each at ε ≤ 8 for life: memories against none, which is the naive baseline."""
     x, y = digits(shared_data, "train", 12_000)
     test_x, test_y = digits(shared_data, "t10k", 2_000)
@@ -412,7 +413,8 @@ def test_a_stream_of_digits_is_forgotten_less_than_without_memories(shared_data:
             own = kept[task]["train"] if remember else tasks[task]
             given_ = [rows(x[each], y[each]) for each in (own, *(kept[earlier]["memory"] for earlier in memories))]
             parameters = {**plan, "use": "union", "memories": [str(earlier) for earlier in memories]}
-            made = ran("episodic-memory", parameters, recipe(labels, 49), given_, seed=task, inputs=before)
+            chosen = recipe(labels, 49, combine=combine)
+            made = ran("episodic-memory", parameters, chosen, given_, seed=task, inputs=before)
             before = {"start": made}
             accuracy[task] = measured(made)
         return accuracy

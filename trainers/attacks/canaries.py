@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from trainers.attacks.coordinates import difference, long_rows, recipe_of
+from trainers.attacks.coordinates import difference, long_rows, losses, outputs, recipe_of
 from trainers.attacks.runs import Guesses, coins, made, rows_of
 
 if TYPE_CHECKING:
@@ -23,8 +23,10 @@ _HIDDEN: Final = 16
 _SIZE: Final = 20
 
 
-def episodic(parameters: Mapping[str, Any], canaries: int, noise: Noise, *, in_memory: bool) -> Guesses:
-    """A task beside a memory, canaries in the one or in the other; white box, along each canary's axis.
+def episodic(
+    parameters: Mapping[str, Any], canaries: int, noise: Noise, *, in_memory: bool, black_box: bool = False
+) -> Guesses:
+    """A task beside a memory, canaries in the one or in the other; by the weights along each axis, or by losses.
 
     Canaries of the memory show by the projection: the task pulls against all of them, which is taken out of it as far
     as they are there.
@@ -34,7 +36,10 @@ def episodic(parameters: Mapping[str, Any], canaries: int, noise: Noise, *, in_m
     against = rows_of(np.full((1, canaries), x.max()), ["1"])
     own, memory = (against, rows_of(x, y)) if in_memory else (rows_of(x, y), against)
     given = {**parameters, "memories": [_MEMORY], "use": "every_block"}
-    released = made("episodic-memory", given, recipe_of("episodic-memory", canaries), [own, memory], noise=noise)
+    recipe = {**recipe_of("episodic-memory", canaries), "combine": "projection"}
+    released = made("episodic-memory", given, recipe, [own, memory], noise=noise)
+    if black_box:
+        return Guesses(-losses(outputs(released, x), np.zeros(canaries, dtype=np.int64)), there)
     return Guesses(difference(released.tensors["1.weight"]), there)
 
 
@@ -54,9 +59,7 @@ def perceptron(parameters: Mapping[str, Any], canaries: int, noise: Noise) -> Gu
     labels = [str(label) if each else "" for label, each in zip(y, there, strict=True)]
     tensors = made("dp-sgd", parameters, recipe, [rows_of(x, labels)], noise=noise).tensors
     hidden = torch.relu(torch.from_numpy(x) @ tensors["1.weight"].T + tensors["1.bias"])
-    outputs = hidden @ tensors["3.weight"].T + tensors["3.bias"]
-    loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(y), reduction="none")
-    return Guesses(-loss.to(torch.float64).numpy(), there)
+    return Guesses(-losses(hidden @ tensors["3.weight"].T + tensors["3.bias"], y), there)
 
 
 def unprotected(name: str, canaries: int, noise: Noise) -> Guesses:

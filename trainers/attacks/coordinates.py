@@ -14,12 +14,14 @@ run with m such canaries is m independent experiments, each on two neighbours th
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from trainers.attacks.runs import Guesses, Scores, coins, made, rows_of
+from trainers.attacks.watching import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainers.noise import Noise
+    from trainers.ports import Made, Rows
 
     #: Which canaries are in, and chance → a score for each.
     Experiment = Callable[[NDArray[np.bool_], Noise], NDArray[np.float64]]
@@ -40,7 +43,7 @@ _PAIR: Final = {"label_source": "prior", "label_names": ["0", "1"]}
 def gathered(experiment: Experiment, samples: int, noise: Noise, *, at_a_time: int = _AT_A_TIME) -> Scores:
     """So many scores a side: in each run every other canary is in."""
     found: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])
-    for start in range(0, samples, at_a_time // 2):
+    for start in counted(samples, at_a_time=at_a_time // 2):
         count = 2 * min(at_a_time // 2, samples - start)
         there = np.arange(count) % 2 == 0
         scores = experiment(there, noise)
@@ -69,13 +72,23 @@ def difference(weight: torch.Tensor) -> NDArray[np.float64]:
     return found
 
 
+def along_each_axis(released: Made) -> NDArray[np.float64]:
+    """The same of a model whatever the names of its tensors."""
+    return difference(next(each for key, each in released.tensors.items() if key.endswith("weight")))
+
+
+def step_of(parameters: Mapping[str, Any], size: int) -> float:
+    """By how much one step moves the difference of the two labels along the axis of a canary that was sampled."""
+    expected: float = max(1.0, parameters["sampling_probability"] * size)
+    return _SLOW * math.sqrt(2) * float(parameters["clip_norm"]) / expected
+
+
 def by_weights(parameters: Mapping[str, Any], name: str = "dp-sgd", *, otherwise: str = "") -> Experiment:
     """White box: the weights along each canary's axis, which is their inner product with its clipped gradient."""
 
     def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
         x, y = long_rows(there, otherwise=otherwise)
-        released = made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise)
-        return difference(next(each for key, each in released.tensors.items() if key.endswith("weight")))
+        return along_each_axis(made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise))
 
     return experiment
 
@@ -86,21 +99,31 @@ def by_loss(parameters: Mapping[str, Any], name: str = "dp-sgd") -> Experiment:
     def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
         x, y = long_rows(there)
         released = made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise)
-        weight, bias = (
-            next(each for key, each in released.tensors.items() if key.endswith(end)) for end in ("weight", "bias")
-        )
-        outputs = torch.from_numpy(x) @ weight.T + bias
-        loss = torch.nn.functional.cross_entropy(outputs, torch.zeros(len(x), dtype=torch.int64), reduction="none")
-        found: NDArray[np.float64] = -loss.to(torch.float64).numpy()
-        return found
+        return -losses(outputs(released, x), np.zeros(len(x), dtype=np.int64))
 
     return experiment
 
 
+def outputs(released: Made, x: NDArray[np.float32]) -> torch.Tensor:
+    """What a linear model says about each label of each row: all that a black box shows."""
+    named = {end: each for key, each in released.tensors.items() for end in ("weight", "bias") if key.endswith(end)}
+    found: torch.Tensor = torch.from_numpy(x) @ named["weight"].T
+    return found + named["bias"] if "bias" in named else found
+
+
+def losses(outputs: torch.Tensor, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The cross-entropy of each row."""
+    wide, expected = outputs.to(torch.float64), torch.from_numpy(labels)
+    found: NDArray[np.float64] = torch.nn.functional.cross_entropy(wide, expected, reduction="none").numpy()
+    return found
+
+
 def recipe_of(name: str, size: int) -> dict[str, Any]:
-    """A linear model of so many features, that hardly moves."""
+    """A linear model of so many features, that hardly moves. Rows keep their length, so that the bias gets little."""
     slow = {"learning_rate": _SLOW, "momentum": 0.0, **_PAIR}
-    return {"feature_size": size, **slow} if name == "peft-ensemble" else {"model": "linear", "shape": [size], **slow}
+    if name == "peft-ensemble":
+        return {"feature_size": size, "feature_norm": 0.0, **slow}
+    return {"model": "linear", "shape": [size], **slow}
 
 
 def by_sums(
@@ -108,21 +131,37 @@ def by_sums(
 ) -> Experiment:
     """Class sums of one number: each canary is alone with its label, and every label gets noise of its own.
 
-    A canary that is not there is null, or with `otherwise` has this value instead of 1.
+    A canary's number is scaled down to 1. One that is not there is null, or with `otherwise` has this number instead.
     """
 
     def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
-        labels = [str(place) for place in range(len(there))]
-        present = np.flatnonzero(there) if otherwise is None else np.arange(len(there))
-        x = np.where(there, 1.0, otherwise or 0.0)[present, None]
-        rows = rows_of(x, [labels[place] for place in present], slots=len(there))
-        space = {"label_source": "prior", "label_names": labels}
-        found: NDArray[np.float64] = (
-            made(name, parameters, {**recipe, **space}, [rows], noise=noise).tensors["sums"][:, 0].numpy()
-        )
+        rows, space = label_rows(there, otherwise=otherwise)
+        released = made(name, parameters, {**recipe, **space}, [rows], noise=noise)
+        found: NDArray[np.float64] = released.tensors["sums"][:, 0].numpy()
         return found
 
     return experiment
+
+
+def by_answers(name: str, parameters: Mapping[str, Any], recipe: Mapping[str, Any]) -> Experiment:
+    """Black box: how small the loss of the released classifier is on each canary, of features of one number."""
+
+    def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
+        rows, space = label_rows(there)
+        released = made(name, parameters, {**recipe, **space}, [rows], noise=noise)
+        said = outputs(released, np.ones((1, 1), dtype=np.float32)).expand(len(there), -1)  # of a row like all others
+        return -losses(said, np.arange(len(there)))
+
+    return experiment
+
+
+def label_rows(there: NDArray[np.bool_], *, otherwise: float | None = None) -> tuple[Rows, dict[str, Any]]:
+    """A canary for each label, and the label space."""
+    labels = [str(place) for place in range(len(there))]
+    present = np.flatnonzero(there) if otherwise is None else np.arange(len(there))
+    x = np.where(there, _LONG, otherwise or 0.0)[present, None]
+    rows = rows_of(x, [labels[place] for place in present], slots=len(there))
+    return rows, {"label_source": "prior", "label_names": labels}
 
 
 def by_label(parameters: Mapping[str, Any], *, others: int) -> Experiment:

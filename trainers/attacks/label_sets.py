@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from trainers.attacks.runs import Scores, made, rows_of
+from trainers.attacks.watching import counted
 from trainers.labels import texts
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ def attack(label_set: LabelSet, samples: int) -> Scores:
     """Streams of three tasks; in the second, somebody carries the label 7 or nobody does. Score: whether 7 was seen."""
     common = np.repeat([0, 1], _COMMON)
     found = []
-    for there in (True, False):
+    for side, there in enumerate((True, False)):
         tasks = [
             np.concatenate([common, [7]]) if there and task == 1 else common  # the rare one is in the second task
             for task in range(_TASKS)
         ]
         rows = [rows_of(np.zeros((len(y), 1)), y, slots=2 * _COMMON + 1) for y in tasks]
-        found.append(np.array([float(any("7" in label_set(each) for each in rows)) for _ in range(samples)]))
+        told = [float(any("7" in label_set(each) for each in rows)) for _ in counted(samples, side=side, sides=2)]
+        found.append(np.array(told))
     return Scores(found[0], found[1])

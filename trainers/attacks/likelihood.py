@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from trainers.attacks.overheard import Overheard, again, sharpened
 from trainers.attacks.runs import Artifact, Scores, made, rows_of
+from trainers.attacks.watching import counted
 from trainers.mechanisms.dp_agem_as_published import batch_gradient
+from trainers.mechanisms.episodic_memory import kept
 from trainers.models import build
 from trainers.ports import Made
-from trainers.private_sgd import Source
+from trainers.private_sgd import Source, noisy_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from accountant.events import Adjacency
     from trainers.noise import Noise
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
 
 _PAIR: Final = {"label_source": "prior", "label_names": ["0", "1"]}
 _DECIMALS: Final = 9  # of a score: below them is the rounding of the attack's own sums
+_AXES: Final = 200  # so many that the norm of their noise is known
+_AT_A_TIME: Final = 1_000  # runs whose noise is drawn together
 _FAR: Final = 20.0  # a logit beyond which a softmax is 0 or 1 for all that matters here
 
 Neighbours = tuple["Rows", "Rows"]
@@ -50,10 +57,10 @@ def gathered(
         np.array(
             [
                 score(made(name, parameters, recipe, [rows], noise=noise, adjacency=adjacency, inputs=inputs))
-                for _ in range(samples)
+                for _ in counted(samples, side=side, sides=2)
             ]
         )
-        for rows in neighbours
+        for side, rows in enumerate(neighbours)
     ]
     return Scores(found[0].round(_DECIMALS), found[1].round(_DECIMALS))
 
@@ -62,32 +69,29 @@ def output_perturbation(parameters: Mapping[str, Any], samples: int, noise: Nois
     """One datapoint or none, around a centre that is as wrong as can be about it: its gradient has the full norm √2 R.
 
     Score: the likelihood ratio, which for spherical noise is how much nearer the weights are to where the datapoint
-    would have moved them than to the centre, and for Gaussian noise how far they went that way.
+    would have moved them than to the centre, and for Gaussian noise how far they went that way. The training is run
+    once on each side, and its noise drawn for each sample. The row is longer than R, to which it is scaled down.
     """
     recipe = {"shape": [1], "bias": False, "modulus": 1.0, "iterations": 1, "centre": "rel_audit", **_PAIR}
     centre = Artifact(made=Made(tensors={"weight": torch.tensor([[-_FAR], [_FAR]])}, facts={"labels": ["0", "1"]}))
     step = 4 / (1 + 4 * 1.0)  # of gradient descent, for a radius and a modulus of 1
     gaussian = parameters.get("noise") == "gaussian"
-    without = np.array([-_FAR, _FAR])
-    with_it = without + step * np.array([1.0, -1.0])
-
-    def score(released: Made) -> float:
-        at = released.tensors["weight"].to(torch.float64).numpy()[:, 0]
+    without = torch.tensor([[-_FAR], [_FAR]], dtype=torch.float64)
+    with_it = without + step * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    neighbours = rows_of([[2.0]], ["0"]), rows_of(np.zeros((0, 1)), [], slots=1)
+    found = []
+    for rows, expected in zip(neighbours, (with_it, without), strict=True):
+        chance = Overheard()
+        run = made("output-perturbation", parameters, recipe, [rows], noise=chance, inputs={"centre": centre})
+        [(event, told)] = chance.asked
+        exact = sharpened(run.tensors["weight"], expected, event) if told is None else told
+        seen = again(event, exact, samples, noise).to(torch.float32).to(torch.float64)
         if gaussian:
-            return float((at - without) @ (with_it - without))
-        return float(np.linalg.norm(at - without) - np.linalg.norm(at - with_it))
-
-    there, null = rows_of([[1.0]], ["0"]), rows_of(np.zeros((0, 1)), [], slots=1)
-    return gathered(
-        "output-perturbation",
-        parameters,
-        recipe,
-        (there, null),
-        score,
-        samples=samples,
-        noise=noise,
-        inputs={"centre": centre},
-    )
+            scores = ((seen - without) * (with_it - without)).sum(dim=(1, 2))
+        else:
+            scores = (seen - without).flatten(1).norm(dim=1) - (seen - with_it).flatten(1).norm(dim=1)
+        found.append(scores.numpy().round(_DECIMALS))
+    return Scores(found[0], found[1])
 
 
 def output_perturbation_as_published(
@@ -127,21 +131,23 @@ def output_perturbation_as_published(
 
 
 def accuracy(parameters: Mapping[str, Any], samples: int, noise: Noise) -> Scores:
-    """One row that the model answers rightly, or none. Score: the likelihood ratio of the count of right answers."""
+    """One row that the model answers rightly, or none. Score: the likelihood ratio of the count of right answers.
+
+    The answers are counted once on each side, and the noise is drawn for each sample.
+    """
     gaussian = parameters.get("noise") == "gaussian"
     model = Artifact(
         made=Made(tensors={"weight": torch.eye(2), "bias": torch.zeros(2)}, facts={"predictor": "linear", **_FACTS})
     )
-
-    def score(released: Made) -> float:
-        right: float = released.facts["correct"]
-        return right if gaussian else abs(right) - abs(right - 1)
-
     neighbours = rows_of([[1.0, 0.0]], ["0"]), rows_of(np.zeros((0, 2)), np.zeros(0, dtype=str), slots=1)
-    recipe = {"models": ["rel_audit"]}
-    return gathered(
-        "accuracy", parameters, recipe, neighbours, score, samples=samples, noise=noise, inputs={"models.0": model}
-    )
+    found = []
+    for rows in neighbours:
+        chance = Overheard()
+        run = made("accuracy", parameters, {"models": ["rel_audit"]}, [rows], noise=chance, inputs={"models.0": model})
+        exact = torch.tensor([run.facts["correct"]], dtype=torch.float64)  # whole numbers are on every grid
+        right = again(chance.asked[0].event, exact, samples, noise).numpy()[:, 0]
+        found.append((right if gaussian else np.abs(right) - np.abs(right - 1)).round(_DECIMALS))
+    return Scores(found[0], found[1])
 
 
 _FACTS: Final = {"labels": ["0", "1"]}
@@ -162,6 +168,39 @@ def whole_batches(parameters: Mapping[str, Any], samples: int, noise: Noise) -> 
     both = rows_of(_BOTH[0], [str(label) for label in _BOTH[1]])
     alone = rows_of(_BOTH[0][:1], [str(label) for label in _BOTH[1][:1]], slots=2)
     return gathered("dp-agem-as-published", parameters, slow, (both, alone), score, samples=samples, noise=noise)
+
+
+def remembered(noise_multiplier: float, samples: int, noise: Noise) -> Scores:
+    """Episodic memory: a memory that holds one datapoint or none, beside a task that pulls the other way.
+
+    Where the noisy gradient of the memory points against the task's, it is taken out of that: the weights then move by
+    (r · e / ‖r‖²) r, r the memory's gradient and e the datapoint's, and the norm of r is nearly that of the noise on
+    many weights. Score: how far they move along axes on which nobody has anything, which rises with r · e from 0 on.
+    Clipped gradients and the projection are the mechanism's; the noise on the memory's is drawn for all runs at once,
+    and the task's own is left out.
+    """
+    row = np.zeros((1, _AXES))
+    row[0, 0] = 1_000.0
+    task = _clipped(row, [1], noise)
+    found = []
+    for memory in (_clipped(row, [0], noise), torch.zeros_like(task)):
+        scores = []
+        for start in range(0, samples, _AT_A_TIME):
+            exact = memory.expand(min(_AT_A_TIME, samples - start), -1)
+            for seen in noise.noisy(exact, noise_multiplier):
+                [step] = kept([[task], [seen]])
+                scores.append(float(step[: 2 * _AXES].view(2, _AXES)[:, 1:].norm()))
+        found.append(np.array(scores).round(_DECIMALS))
+    return Scores(found[0], found[1])
+
+
+def _clipped(x: NDArray[np.float64], labels: Sequence[int], noise: Noise) -> torch.Tensor:
+    """The sum of clipped gradients of these rows at the public start of a linear model, in clip norms."""
+    module = build({"model": "linear", "shape": [x.shape[1]], "hidden": []}, outputs=2)
+    source = Source.of(
+        rows_of(x, labels), np.array(labels), sampling_probability=1.0, noise_multiplier=1e-9, clip_norm=1.0
+    )
+    return torch.cat([each.flatten() for each in noisy_gradient(module, source, noise)]).to(torch.float64)
 
 
 #: A row that pulls one way, and the canary, which pulls the other way twice as hard.

@@ -10,14 +10,14 @@ has one that disproves the claim of its paper, or that shows how much is seen wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from accountant import account
-from accountant.events import Gaussian, PoissonSampled, Repeated
+from accountant.events import Composed, Gaussian, PoissonSampled, Repeated
 from trainers.catalog import mechanism
 
 if TYPE_CHECKING:
@@ -57,6 +57,18 @@ def price(name: str, parameters: Mapping[str, Any], *, charge: int = 0, adjacenc
     return account(quoted.life or quoted.charges[charge].event, delta=DELTA, adjacency=adjacency).upper
 
 
+def life(name: str, *releases: Mapping[str, Any], charges: Sequence[int] = ()) -> float:
+    """What all of these releases cost a datapoint that each of them touches, composed as the accountant does it.
+
+    Their parameters were fixed before, so that this is tighter than what a filter charges for releases that anybody
+    may choose as they come. `charges` says which charge of each quote is the datapoint's, by default
+    the first.
+    """
+    quotes = [mechanism(name).quote(each, adjacency="add_remove").charges for each in releases]
+    events = [quote[place].event for quote, place in zip(quotes, charges or [0] * len(quotes), strict=True)]
+    return account(Composed(events=tuple(events)), delta=DELTA).upper
+
+
 def _lemma_2(noise_multiplier: float, steps: int) -> float:
     """What Lemma 2 of DP-CL states: the steps of one task on the memory, and those of its own training, added."""
     memory = Repeated(times=steps, event=Gaussian(noise_multiplier=noise_multiplier))
@@ -69,6 +81,8 @@ def _lemma_2(noise_multiplier: float, steps: int) -> float:
 
 SGD: Final = {"noise_multiplier": 2.0, "sampling_probability": 0.5, "steps": 4, "clip_norm": 1.0}
 FULL: Final = {"noise_multiplier": 2.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
+#: One step on a sample that holds a tenth of everybody.
+RARE: Final = {"noise_multiplier": 1.0, "sampling_probability": 0.1, "steps": 1, "clip_norm": 1.0}
 QUIET: Final = {"noise_multiplier": 4.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
 LOUD: Final = {"noise_multiplier": 1.0, "sampling_probability": 1.0, "steps": 1, "clip_norm": 1.0}
 LONG: Final = {"noise_multiplier": 4.0, "sampling_probability": 0.5, "steps": 40, "clip_norm": 1.0}
@@ -78,6 +92,18 @@ MEMORY: Final = {
 }  # fmt: skip
 #: Next to no noise on the task's own gradients, so that nothing hides what the projection shows of the memory.
 REMEMBERED: Final = {**MEMORY, "steps": 1, "train_noise_multiplier": 1e-3, "memory_noise_multiplier": 1.0}
+#: Lives of trainings, all of which touch the same datapoint.
+RELEASES: Final = 4
+SAMPLED: Final = {**SGD, "steps": 1}
+FOURTH: Final = {**FULL, "noise_multiplier": 4.0}
+SUMS_FOURTH: Final = {"noise_multiplier": 3.0}
+MOMENTS_FOURTH: Final = {"noise_multiplier": 3.0, "moment_weight": 1e-3}
+REMEMBERINGS: Final = 16
+LEARNED: Final = {**MEMORY, "steps": 1, "train_noise_multiplier": 4.0}
+RECALLED: Final = {**REMEMBERED, "train_noise_multiplier": 1e-6, "memory_noise_multiplier": 4.0}
+#: A single step of either part at the noise of `FULL`.
+TAUGHT: Final = {**MEMORY, "steps": 1, "memories": []}
+REMINDED: Final[dict[str, Any]] = {**REMEMBERED, "memory_noise_multiplier": 2.0}
 AGEM: Final[dict[str, Any]] = {
     "steps": 1, "train_probability": 1.0, "memory_probability": 1.0, "noise_multiplier": 2.0, "clip_norm": 1.0,
     "memories": [],
@@ -86,12 +112,12 @@ LABELS: Final = {"epsilon": 1.0, "delta": 1e-5}
 SUMS: Final = {"noise_multiplier": 1.5}
 MOMENTS: Final = {"noise_multiplier": 1.5, "moment_weight": 1e-3}
 PURE: Final = {"epsilon": 2.0}
-WINDOW: Final = {"k": 2, "w0": 20, "epsilon": 3.0}
-SCALES: Final = {"pane": 20, "levels": 3, "epsilon": 3.0}
-CONTINUAL: Final = {"pane": 20, "doublings": 1, "epsilon": 3.0}
-WINDOW_GAUSSIAN: Final = {"k": 2, "w0": 20, "noise": "gaussian", "mu": 0.7}
-SCALES_GAUSSIAN: Final = {"pane": 20, "levels": 3, "noise": "gaussian", "mu": 0.7}
-CONTINUAL_GAUSSIAN: Final = {"pane": 20, "doublings": 1, "noise": "gaussian", "mu": 0.7}
+WINDOW: Final = {"k": 2, "w0": 1000, "epsilon": 3.0}
+SCALES: Final = {"pane": 1000, "levels": 3, "epsilon": 3.0}
+CONTINUAL: Final = {"pane": 500, "doublings": 1, "epsilon": 3.0}
+WINDOW_GAUSSIAN: Final = {"k": 2, "w0": 1000, "noise": "gaussian", "mu": 0.7}
+SCALES_GAUSSIAN: Final = {"pane": 1000, "levels": 3, "noise": "gaussian", "mu": 0.7}
+CONTINUAL_GAUSSIAN: Final = {"pane": 500, "doublings": 1, "noise": "gaussian", "mu": 0.7}
 CELLS: Final = {"scale": 0.5}
 GAUSSIAN_CELLS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
 GAUSSIAN_WEIGHTS: Final = {"noise": "gaussian", "noise_multiplier": 2.0}
@@ -129,6 +155,17 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=50_000,
                 tested=2_000,
+            ),
+            Plan(
+                name="weights after one sampled step",
+                level="mechanism",
+                what="the same after one step on a Poisson sample; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("dp-sgd", RARE),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
             ),
             Plan(
                 name="one run, white box",
@@ -186,6 +223,29 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 tested=2_000,
                 gaussian=True,
             ),
+            Plan(
+                name="all releases of a life, each from the last",
+                level="sequence",
+                what="likelihood ratio of every step of four, on Poisson samples, each of them released",
+                promiser="catalog",
+                epsilon=lambda: life("dp-sgd", *[SAMPLED] * RELEASES),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
+            ),
+            Plan(
+                name="all releases of a life, each from the start",
+                level="sequence",
+                what="sum over four trainings on the same datapoints; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: life("dp-sgd", *[FOURTH] * RELEASES),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
+                gaussian=True,
+            ),
         ),
         "peft-ensemble": (
             Plan(
@@ -201,6 +261,17 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 gaussian=True,
             ),
             Plan(
+                name="head after one sampled step",
+                level="mechanism",
+                what="the same after one step on a Poisson sample; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("peft-ensemble", RARE),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
+            ),
+            Plan(
                 name="one run, white box",
                 level="training",
                 what="weights of the head along the axes of canaries, each in by a coin",
@@ -211,8 +282,54 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 samples=2_000,
                 tested=1_000,
             ),
+            Plan(
+                name="one run, black box",
+                level="training",
+                what="losses of the released model on canaries, each in by a coin",
+                promiser="catalog",
+                epsilon=lambda: price("peft-ensemble", LOUD),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="all members of a life",
+                level="sequence",
+                what="sum over the heads of four tasks that hold the same datapoints; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: life("peft-ensemble", *[FOURTH] * RELEASES),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
+                gaussian=True,
+            ),
         ),
         "episodic-memory": (
+            Plan(
+                name="weights after one step, canary in the task",
+                level="mechanism",
+                what="threshold on the weight along the axis of a canary that is always clipped; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("episodic-memory", TAUGHT),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="projection of one step, canary in the memory",
+                level="mechanism",
+                what="how far the projection moves a step, of a memory of one datapoint or none; noise of all at once",
+                promiser="catalog",
+                epsilon=lambda: price("episodic-memory", REMINDED, charge=1),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=3_000,
+            ),
             Plan(
                 name="one run, canaries in the task",
                 level="training",
@@ -230,6 +347,43 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 what="weights along the axes of canaries of the part memory, which show by the projection alone",
                 promiser="catalog",
                 epsilon=lambda: price("episodic-memory", REMEMBERED, charge=1),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="one run, black box, canaries in the task",
+                level="training",
+                what="losses of the released model on canaries of the part train, beside a memory",
+                promiser="catalog",
+                epsilon=lambda: price("episodic-memory", MEMORY),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="one run, black box, canaries in the memory",
+                level="training",
+                what="losses of the released model on canaries of the part memory",
+                promiser="catalog",
+                epsilon=lambda: price("episodic-memory", REMEMBERED, charge=1),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="all releases of a life, in a task and then in memories",
+                level="sequence",
+                what="sum over the weights of a task and of fifteen later ones that all read the canaries; seen once",
+                promiser="catalog",
+                epsilon=lambda: life(
+                    "episodic-memory",
+                    *(LEARNED, *[RECALLED] * (REMEMBERINGS - 1)),
+                    charges=(0, *[1] * (REMEMBERINGS - 1)),
+                ),
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
@@ -261,6 +415,29 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 tested=50_000,
                 gaussian=True,
             ),
+            Plan(
+                name="all sums of a life",
+                level="sequence",
+                what="what each of four tasks added to the sums so far, summed; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: life("cosine-classifier", *[SUMS_FOURTH] * RELEASES),
+                delta=DELTA,
+                expected="consistent",
+                samples=500_000,
+                tested=50_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="sums of one task less those of another",
+                level="sequence",
+                what="what one task added, less what one without the datapoint did: noise that they share cancels",
+                promiser="catalog",
+                epsilon=lambda: price("cosine-classifier", SUMS),
+                delta=DELTA,
+                expected="consistent",
+                samples=500_000,
+                tested=50_000,
+            ),
         ),
         "l2dp-ml": (
             Plan(
@@ -285,6 +462,40 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=2_000,
                 tested=1_000,
+            ),
+            Plan(
+                name="one run, black box",
+                level="training",
+                what="losses of the released classifier on canaries, each in by a coin and alone with its label",
+                promiser="catalog",
+                epsilon=lambda: price("l2dp-ml", MOMENTS),
+                delta=DELTA,
+                expected="consistent",
+                samples=2_000,
+                tested=1_000,
+            ),
+            Plan(
+                name="all statistics of a life",
+                level="sequence",
+                what="class sums of four tasks, summed; likelihood ratio, moments left aside",
+                promiser="catalog",
+                epsilon=lambda: life("l2dp-ml", *[MOMENTS_FOURTH] * RELEASES),
+                delta=DELTA,
+                expected="consistent",
+                samples=500_000,
+                tested=50_000,
+                gaussian=True,
+            ),
+            Plan(
+                name="sums of one task less those of another",
+                level="sequence",
+                what="class sums of one task, less those of one without the datapoint: noise that they share cancels",
+                promiser="catalog",
+                epsilon=lambda: price("l2dp-ml", MOMENTS),
+                delta=DELTA,
+                expected="consistent",
+                samples=500_000,
+                tested=50_000,
             ),
         ),
         "label-release": (
@@ -345,8 +556,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("accuracy", CELLS),
                 delta=DELTA,
                 expected="consistent",
-                samples=10_000,
-                tested=1_000,
+                samples=20_000,
+                tested=2_000,
             ),
             Plan(
                 name="count of right answers, Gaussian noise",
@@ -356,8 +567,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("accuracy", GAUSSIAN_CELLS),
                 delta=DELTA,
                 expected="consistent",
-                samples=10_000,
-                tested=1_000,
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
             ),
         ),
         "output-perturbation": (
@@ -369,8 +581,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("output-perturbation", PURE),
                 delta=DELTA,
                 expected="consistent",
-                samples=20_000,
-                tested=1_000,
+                samples=50_000,
+                tested=2_000,
             ),
             Plan(
                 name="weights around a wrong centre, Gaussian noise",
@@ -380,8 +592,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("output-perturbation", GAUSSIAN_WEIGHTS),
                 delta=DELTA,
                 expected="consistent",
-                samples=20_000,
-                tested=1_000,
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
             ),
         ),
         "multi-resolution": (
@@ -393,8 +606,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("multi-resolution", {**SCALES, "step": 0}),
                 delta=DELTA,
                 expected="consistent",
-                samples=4_000,
-                tested=200,
+                samples=50_000,
+                tested=1_000,
             ),
             Plan(
                 name="a life at every scale, Gaussian noise",
@@ -404,8 +617,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("multi-resolution", {**SCALES_GAUSSIAN, "step": 0}),
                 delta=DELTA,
                 expected="consistent",
-                samples=4_000,
-                tested=200,
+                samples=1_000_000,
+                tested=50_000,
+                gaussian=True,
             ),
         ),
         "continual-release": (
@@ -417,8 +631,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("continual-release", {**CONTINUAL, "step": 0}),
                 delta=DELTA,
                 expected="consistent",
-                samples=4_000,
-                tested=200,
+                samples=50_000,
+                tested=500,
             ),
             Plan(
                 name="a life of bases and updates, Gaussian noise",
@@ -428,8 +642,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("continual-release", {**CONTINUAL_GAUSSIAN, "step": 0}),
                 delta=DELTA,
                 expected="consistent",
-                samples=4_000,
-                tested=200,
+                samples=500_000,
+                tested=20_000,
+                gaussian=True,
             ),
         ),
         "sliding-window": (
@@ -441,8 +656,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("sliding-window", {**WINDOW, "step": 0}),
                 delta=DELTA,
                 expected="consistent",
-                samples=4_000,
-                tested=200,
+                samples=50_000,
+                tested=500,
             ),
             Plan(
                 name="a life of windows, noise as the paper's Algorithm 3 prints it (R4)",
@@ -474,8 +689,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 epsilon=lambda: price("sliding-window", {**WINDOW_GAUSSIAN, "step": 0}),
                 delta=DELTA,
                 expected="consistent",
-                samples=4_000,
-                tested=200,
+                samples=500_000,
+                tested=20_000,
+                gaussian=True,
             ),
         ),
         "dp-agem-as-published": (

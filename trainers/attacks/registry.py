@@ -12,31 +12,42 @@ from accountant.audit import empirical, one_run
 from accountant.audit.verdicts import Verdict, verdict
 from accountant.streams.readings import CONTINUAL_RELEASE, SLIDING_WINDOW, worst_off
 from accountant.streams.schedules import ContinualRelease, SlidingWindow
-from trainers.attacks import canaries, coordinates, label_sets, lifetimes, likelihood, solved_noise
+from trainers.attacks import canaries, coordinates, label_sets, lifetimes, likelihood, sequences, solved_noise
 from trainers.attacks.planned import (
     AGEM,
     CELLS,
     CONTINUAL,
     CONTINUAL_GAUSSIAN,
     COORDINATES,
+    FOURTH,
     FULL,
     GAUSSIAN_CELLS,
     GAUSSIAN_WEIGHTS,
     LABELS,
+    LEARNED,
     LONG,
     LOUD,
     MEMORY,
     MOMENTS,
+    MOMENTS_FOURTH,
     PLANS,
     PUBLISHED_EPSILON,
     PURE,
     QUIET,
+    RARE,
+    RECALLED,
+    RELEASES,
     REMEMBERED,
+    REMEMBERINGS,
+    REMINDED,
+    SAMPLED,
     SCALES,
     SCALES_GAUSSIAN,
     SECRET,
     SGD,
     SUMS,
+    SUMS_FOURTH,
+    TAUGHT,
     WINDOW,
     WINDOW_GAUSSIAN,
     Plan,
@@ -132,17 +143,44 @@ Gather: TypeAlias = "Callable[[int, Noise], Scores | Guesses]"
 _GATHER: Final[Mapping[tuple[str, str], Gather]] = {
     ("dp-sgd", "weights after one step"): _gathered(coordinates.by_weights(FULL)),
     ("dp-sgd", "weights after sampled steps"): _gathered(coordinates.by_weights(SGD)),
+    ("dp-sgd", "weights after one sampled step"): _gathered(coordinates.by_weights(RARE)),
     ("dp-sgd", "one run, white box"): partial(coordinates.guessed, coordinates.by_weights(LOUD)),
     ("dp-sgd", "one run, white box, sampled steps"): partial(coordinates.guessed, coordinates.by_weights(SGD)),
     ("dp-sgd", "one run, black box"): partial(coordinates.guessed, coordinates.by_loss(LOUD)),
     ("dp-sgd", "one run, black box, perceptron"): partial(canaries.perceptron, LONG),
     ("dp-sgd", "weights after one step, replaced datapoint"): _gathered(coordinates.by_weights(QUIET, otherwise="1")),
+    ("dp-sgd", "all releases of a life, each from the last"): _gathered(
+        sequences.each_from_the_last(SAMPLED, releases=RELEASES)
+    ),
+    ("dp-sgd", "all releases of a life, each from the start"): _gathered(
+        sequences.each_from_the_start(FOURTH, "dp-sgd", releases=RELEASES)
+    ),
     ("peft-ensemble", "head after one step"): _gathered(coordinates.by_weights(FULL, "peft-ensemble")),
+    ("peft-ensemble", "head after one sampled step"): _gathered(coordinates.by_weights(RARE, "peft-ensemble")),
     ("peft-ensemble", "one run, white box"): partial(
         coordinates.guessed, coordinates.by_weights(LOUD, "peft-ensemble")
     ),
+    ("peft-ensemble", "one run, black box"): partial(coordinates.guessed, coordinates.by_loss(LOUD, "peft-ensemble")),
+    ("peft-ensemble", "all members of a life"): _gathered(
+        sequences.each_from_the_start(FOURTH, "peft-ensemble", releases=RELEASES)
+    ),
+    ("episodic-memory", "weights after one step, canary in the task"): _gathered(
+        coordinates.by_weights(TAUGHT, "episodic-memory")
+    ),
+    ("episodic-memory", "projection of one step, canary in the memory"): partial(
+        likelihood.remembered, REMINDED["memory_noise_multiplier"]
+    ),
     ("episodic-memory", "one run, canaries in the task"): partial(canaries.episodic, MEMORY, in_memory=False),
     ("episodic-memory", "one run, canaries in the memory"): partial(canaries.episodic, REMEMBERED, in_memory=True),
+    ("episodic-memory", "one run, black box, canaries in the task"): partial(
+        canaries.episodic, MEMORY, in_memory=False, black_box=True
+    ),
+    ("episodic-memory", "one run, black box, canaries in the memory"): partial(
+        canaries.episodic, REMEMBERED, in_memory=True, black_box=True
+    ),
+    ("episodic-memory", "all releases of a life, in a task and then in memories"): partial(
+        sequences.with_memories, LEARNED, RECALLED, releases=REMEMBERINGS
+    ),
     ("cosine-classifier", "sum of one label"): _gathered(
         coordinates.by_sums("cosine-classifier", SUMS, {"feature_size": 1}), at_a_time=50_000
     ),
@@ -150,11 +188,26 @@ _GATHER: Final[Mapping[tuple[str, str], Gather]] = {
         coordinates.by_sums("cosine-classifier", SUMS, {"feature_size": 1}, otherwise=-1.0),
         at_a_time=50_000,
     ),
+    ("cosine-classifier", "all sums of a life"): _gathered(
+        sequences.all_sums("cosine-classifier", SUMS_FOURTH, {"feature_size": 1}, releases=RELEASES), at_a_time=50_000
+    ),
+    ("cosine-classifier", "sums of one task less those of another"): _gathered(
+        sequences.one_from_the_other("cosine-classifier", SUMS, {"feature_size": 1}), at_a_time=50_000
+    ),
     ("l2dp-ml", "sum of one label"): _gathered(
         coordinates.by_sums("l2dp-ml", MOMENTS, {"inputs": 1}), at_a_time=50_000
     ),
     ("l2dp-ml", "one run, white box"): partial(
         coordinates.guessed, coordinates.by_sums("l2dp-ml", MOMENTS, {"inputs": 1})
+    ),
+    ("l2dp-ml", "one run, black box"): partial(
+        coordinates.guessed, coordinates.by_answers("l2dp-ml", MOMENTS, {"inputs": 1})
+    ),
+    ("l2dp-ml", "all statistics of a life"): _gathered(
+        sequences.all_sums("l2dp-ml", MOMENTS_FOURTH, {"inputs": 1}, releases=RELEASES), at_a_time=50_000
+    ),
+    ("l2dp-ml", "sums of one task less those of another"): _gathered(
+        sequences.one_from_the_other("l2dp-ml", MOMENTS, {"inputs": 1}), at_a_time=50_000
     ),
     ("label-release", "one more datapoint of a label"): _gathered(
         coordinates.by_label(LABELS, others=9), at_a_time=50_000
@@ -187,18 +240,18 @@ _GATHER: Final[Mapping[tuple[str, str], Gather]] = {
         "multi-resolution", SCALES_GAUSSIAN, canary=0, steps=(0, 1, 3), samples=samples, noise=noise
     ),
     ("continual-release", "a life of bases and updates"): lambda samples, noise: lifetimes.streams(
-        "continual-release", CONTINUAL, canary=40, steps=(0, 1, 2, 6), samples=samples, noise=noise
+        "continual-release", CONTINUAL, canary=1_000, steps=(0, 1, 2, 6, 14), samples=samples, noise=noise
     ),
     ("continual-release", "a life of bases and updates, Gaussian noise"): lambda samples, noise: lifetimes.streams(
         "continual-release",
         CONTINUAL_GAUSSIAN,
-        canary=40,
-        steps=(0, 1, 2, 6),
+        canary=1_000,
+        steps=(0, 1, 2, 6, 14),
         samples=samples,
         noise=noise,
     ),
     ("sliding-window", "a life of windows"): lambda samples, noise: lifetimes.streams(
-        "sliding-window", WINDOW, canary=60, steps=(0, 1, 2), samples=samples, noise=noise
+        "sliding-window", WINDOW, canary=3_000, steps=(0, 1, 2), samples=samples, noise=noise
     ),
     ("sliding-window", "a life of windows, noise as the paper's Algorithm 3 prints it (R4)"): _printed(
         SlidingWindow(k=4, w0=1), SLIDING_WINDOW["R4"], steps=40, epsilon=PUBLISHED_EPSILON
@@ -207,7 +260,7 @@ _GATHER: Final[Mapping[tuple[str, str], Gather]] = {
         SlidingWindow(k=4, w0=1), SLIDING_WINDOW["R5"], steps=40, epsilon=PUBLISHED_EPSILON
     ),
     ("sliding-window", "a life of windows, Gaussian noise"): lambda samples, noise: lifetimes.streams(
-        "sliding-window", WINDOW_GAUSSIAN, canary=60, steps=(0, 1, 2), samples=samples, noise=noise
+        "sliding-window", WINDOW_GAUSSIAN, canary=3_000, steps=(0, 1, 2), samples=samples, noise=noise
     ),
     ("dp-agem-as-published", "a batch turned round, at our price"): partial(likelihood.whole_batches, AGEM),
     ("dp-agem-as-published", "a batch turned round, at the paper's price"): partial(

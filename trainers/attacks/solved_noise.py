@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from trainers.attacks.runs import Scores, made, rows_of
+from trainers.attacks.watching import counted
 from trainers.mechanisms.l2dp_ml_as_published import claimed_epsilon, initial
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def two_releases(samples: int, noise: Noise) -> Scores:
     candidates = [np.concatenate([public.uniform(-1, 1, size=(1, _INPUTS)), first[1:]]) for _ in range(2)]
     labels = public.integers(0, 2, size=(2, _RECORDS)).astype(str)
     found = []
-    for truth in candidates:
+    for side, truth in enumerate(candidates):
         scores = []
-        for _ in range(samples):
+        for _ in counted(samples, side=side, sides=2):
             tasks = [rows_of(truth, labels[0]), rows_of(second, labels[1])]
             released = made(
                 "l2dp-ml-as-published", PARAMETERS, RECIPE, tasks, noise=noise, adjacency="replace_one"
@@ -98,9 +99,9 @@ def single_release(samples: int, noise: Noise) -> Scores:
     known = [torch.from_numpy(each.astype(np.float32).astype(np.float64)) for each in candidates]
     parts = [(0.5 - each).T @ (each @ start) for each in known]
     found = []
-    for truth in candidates:
+    for side, truth in enumerate(candidates):
         scores = []
-        for _ in range(samples):
+        for _ in counted(samples, side=side, sides=2):
             released = made(
                 "l2dp-ml-as-published",
                 SINGLE,

@@ -136,6 +136,13 @@ PEFT_ENSEMBLE: Final = Mechanism(
             default="last_layer",
             choices=("last_layer", "film"),
         ),
+        Parameter(
+            name="feature_norm",
+            kind="number",
+            description="L2 norm that each row's features are scaled to before the head; 0: they are taken as they are",
+            bounds=Bounds(minimum=0, maximum=1e6),
+            default=4.0,
+        ),
         *OPTIMISER,
     ),
     releases=LABEL_RELEASES,

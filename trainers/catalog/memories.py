@@ -89,8 +89,8 @@ def _episodic_memory(
 ) -> Quoted:
     """The steps of the task's own part `train`, and of the part `memory` of each earlier task what can be used of it.
 
-    Each is a Poisson sample of gradients that are clipped one by one, with Gaussian noise on their sum. The projection
-    sees noisy sums only. What an adjacency makes of the sensitivity is the engines' business.
+    Each is a Poisson sample of gradients that are clipped one by one, with Gaussian noise on their sum. What is made of
+    them sees noisy sums only. What an adjacency makes of the sensitivity is the engines' business.
     """
     del adjacency, clip_norm
     plan = EpisodicMemory(
@@ -239,6 +239,16 @@ _MEMORIES: Final = Parameter(
     ),
 )
 _RECIPE: Final = (*MODEL, *OPTIMISER, *LABELS, START)
+_COMBINE: Final = Parameter(
+    name="combine",
+    kind="string",
+    description=(
+        "what is followed: the mean of the noisy gradients of all tasks (replay), or that of the task without what "
+        "would raise the loss on the memories (projection)"
+    ),
+    choices=("replay", "projection"),
+    default="replay",
+)
 _RELEASES: Final = (*LABEL_RELEASES, "start")
 _MEMORY_PAPER: Final = "Desai, Lai, Phan & Thai 2021, Continual Learning with Differential Privacy (arXiv 2110.05223)"
 
@@ -264,7 +274,7 @@ EPISODIC_MEMORY: Final = Mechanism(
         "Composition of Poisson-sampled Gaussian sums, apart for the part train of the task and the part memory of "
         "each earlier one (docs/streams.md). It holds if parts are decided by a coin for each datapoint, every "
         "gradient is clipped by itself, both batches are Poisson samples, draws of blocks are public, and no datapoint "
-        "is in two blocks of one union. The projection sees noisy sums only."
+        "is in two blocks of one union. What is made of them, replay or projection, sees noisy sums only."
     ),
     parameters=(
         _STEPS,
@@ -292,7 +302,7 @@ EPISODIC_MEMORY: Final = Mechanism(
             when=("use", "one_block"),
         ),
     ),
-    recipe=_RECIPE,
+    recipe=(*_RECIPE, _COMBINE),
     releases=_RELEASES,
     module="trainers.mechanisms.episodic_memory",
     pricing=_episodic_memory,

@@ -1,14 +1,16 @@
-"""A task learned beside memories of earlier tasks: A-GEM on noisy gradients.
+"""A task learned beside memories of earlier tasks: replay, or A-GEM, on noisy gradients.
 
-Every step has a noisy gradient of the task's part `train`, and one or more of parts `memory` of earlier tasks. Where
-the first would undo what the others learned, that component is taken out of it. Each gradient is a sum of clipped
-gradients of a Poisson sample with noise, so the projection is post-processing, and each part pays for its own samples
-("Privacy Leakage via Output Label Space", Appendix D.4; docs/streams.md).
+Every step has a noisy gradient of the task's part `train`, and one or more of parts `memory` of earlier tasks. Their
+mean over tasks is followed (experience replay, Chaudhry et al. 2019, arXiv 1902.10486); or the first alone, without
+what would undo what the others learned (A-GEM, arXiv 1812.00420). Each gradient is a sum of clipped gradients of a
+Poisson sample with noise, so either is post-processing, and each part pays for its own samples ("Privacy Leakage via
+Output Label Space", Appendix D.4; docs/streams.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +67,7 @@ def run(run: Run) -> Made:
         optimiser=recipe["optimiser"],
         learning_rate=recipe["learning_rate"],
         momentum=recipe["momentum"],
-        combine=kept,
+        combine=kept if recipe["combine"] == "projection" else partial(replayed, tasks=1 + len(parameters["memories"])),
         schedule=(lambda step: (0, place_of[draws[step]])) if draws else None,
         progress=run.progress,
         physical_batch=recipe["physical_batch"],
@@ -94,6 +96,15 @@ def made(module: nn.Module, run: Run, space: LabelSpace) -> Made:
         "backbone": None,
     }
     return Made(tensors=state(module), facts=facts)
+
+
+def replayed(gradients: Sequence[Gradient], *, tasks: int) -> Gradient:
+    """The mean over all tasks: the first gradient is that of one of them, the rest are those of all others."""
+    own, *memories = gradients
+    if not memories:
+        return own
+    share = 1 / tasks
+    return [share * one + (1 - share) * other for one, other in zip(own, averaged(memories), strict=True)]
 
 
 def kept(gradients: Sequence[Gradient]) -> Gradient:

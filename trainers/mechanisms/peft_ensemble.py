@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 def run(run: Run) -> Made:
     """What was trained in `steps` noisy steps from a public start, over all labels of the label space."""
-    space = label_space(run)
+    space, norm = label_space(run), run.recipe["feature_norm"]
     if run.recipe["adapter"] == "film":
         backbone = chosen(run.backbones, run.recipe["backbone"])
         document, [rows] = backbone.document, run.rows
-        module = film(backbone, shape=rows.x.shape[1:], labels=len(space))
+        module = film(backbone, shape=rows.x.shape[1:], labels=len(space), norm=norm)
     else:
         document, [rows] = features_of(run)  # type: ignore[assignment]  # rows may be features already
-        module = last_layer(width=rows.x.shape[1], labels=len(space))
+        module = last_layer(width=rows.x.shape[1], labels=len(space), norm=norm)
     check_labelled(rows)
     source = Source.of(
         rows,
@@ -52,7 +52,7 @@ def run(run: Run) -> Made:
         "predictor": "adapter",
         "labels": list(space.names),
         "label_space": space.digest,
-        "recipe": {"adapter": run.recipe["adapter"], "shape": list(rows.x.shape[1:])},
+        "recipe": {"adapter": run.recipe["adapter"], "shape": list(rows.x.shape[1:]), "feature_norm": norm},
         "backbone": document,
     }
     return Made(tensors=tensors(module), facts=facts)
