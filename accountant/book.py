@@ -48,6 +48,7 @@ MAX_PARTS: Final = 100
 MAX_RANGES: Final = 10_000
 MAX_UNION: Final = 100
 _KEPT_BYTES: Final = 2**16  # of a release's scopes; who larger ones touched is read from the log when it is asked
+_COUNTED: Final = frozenset({"held", "committed", "expired"})  # statuses of releases that left, or may
 _PLAIN: Final = frozenset({"release.denied", "release.committed", "release.voided", "release.expired"})
 _STAMP: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _STATUSES: Final[tuple[ProofStatus, ...]] = get_args(ProofStatus)
@@ -100,6 +101,7 @@ class Release:
     leans_on: frozenset[str] = frozenset()  # releases whose models it makes use of
     audited: int | None = None  # the entry of its last audit
     mechanism: str | None = None  # that was proposed by its name
+    findings: tuple[tuple[str, str], ...] = ()  # codes and severities: of its last audit, and since
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +123,7 @@ class Book:
     streams: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # stream → model → releases that paid for it
     arrivals: int = 0  # where the next task of arrivals begins
     audits: dict[str, PlannedAudit] = field(default_factory=dict)  # empirical ones, in the order of their plans
+    accepted: set[ProofStatus] = field(default_factory=set)  # by any policy so far
     _rules: Rules | None = None
 
     @classmethod
@@ -129,14 +132,16 @@ class Book:
         document = from_canonical(body)
         _kind_is(document, "population.created")
         promise = filter_from(document["promise"])
+        policy = _policy_from(document["policy"], promise)
         return cls(
             name=document["population"],
             unit=document["unit"],
             adjacency=adjacency_of(document["adjacency"]),
             promise=promise,
-            policy=_policy_from(document["policy"], promise),
+            policy=policy,
             chain=chain.begin(document["population"]).append(body),
             created_at=document["at"],
+            accepted=set(policy.accepts),
         )
 
     @property
@@ -202,6 +207,7 @@ class Book:
                 if policy.budget.epsilon > self.policy.budget.epsilon or policy.budget.delta > self.policy.budget.delta:
                     raise InvalidDocument("policy.budget", policy.budget.epsilon, "at most what it was before")
                 self.policy = policy
+                self.accepted.update(policy.accepts)
                 self._rules = None
             case "population.frozen" | "population.opened" | "population.closed" as kind:
                 self.status = kind.removeprefix("population.").replace("opened", "open")
@@ -227,9 +233,12 @@ class Book:
                 ledger.apply(self.ledger, ledger.Expired(release=document["release"]))
                 self._resolve(document, "expired", number)
             case "artifact.attached":
-                self.releases[document["release"]].artifact = document["artifact"]
+                release = self.releases[document["release"]]
+                release.artifact = document["artifact"]
+                release.findings = _found(document, release.findings)
             case "release.audited":
-                self.releases[document["release"]].audited = number
+                release = self.releases[document["release"]]
+                release.audited, release.findings = number, _found(document)
             case "audit.planned":
                 if document["audit"] in self.audits:
                     raise InvalidDocument("audit", document["audit"], "a name that no audit had before")
@@ -266,11 +275,13 @@ class Book:
             touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
             expires_at=document.get("expires_at"),
             mechanism=_mechanism(document),
+            findings=_found(document),
         )
 
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
         release = self.releases[document["release"]]
         release.status, release.resolved = status, number
+        release.findings = _found(document, release.findings)
         if status == "voided":  # its models never left, so nothing may lean on them
             for models in self.streams.values():
                 for model, payers in list(models.items()):
@@ -420,6 +431,24 @@ class Book:
             if audit.verdict == "violation" and audit.mechanism == mechanism and audit.id not in self.policy.lifted
         ]
 
+    def violations(self, mechanism: str | None = None) -> list[PlannedAudit]:
+        """Violations that stand, of mechanisms by which something was released here or may be; of one, if it is named.
+
+        What was made by such a mechanism costs what nobody has proved, and with it the life of whom it touched.
+        """
+        used = {each.mechanism for each in self.releases.values() if each.status in _COUNTED} if self.audits else set()
+        wanted = used if mechanism is None else used & {mechanism}
+        return [audit for each in sorted(filter(None, wanted)) for audit in self.blocking(each)]
+
+    @property
+    def proof_status(self) -> ProofStatus:
+        """How sure the promise for life is: as sure as the least sure mechanism that any policy accepted so far.
+
+        It is refuted while a violation stands of a mechanism by which something was released.
+        """
+        order: tuple[ProofStatus, ...] = ("refuted", "claimed", "proved")
+        return "refuted" if self.violations() else next(status for status in order if status in self.accepted)
+
     def overlaps(self, task: Task, *, after: int = 0) -> Iterator[tuple[Task, int]]:
         """Tasks of later entries than `after`, and how many datapoints each shares with this one: they pay for both."""
         for other in self.tasks.values():
@@ -544,6 +573,12 @@ class Book:
                 for part in document["parts"]
             ),
         )
+
+
+def _found(document: Document, before: Sequence[tuple[str, str]] = ()) -> tuple[tuple[str, str], ...]:
+    """What stands against a release after an entry, each code once."""
+    found = [(str(each["code"]), str(each["severity"])) for each in document.get("findings", ())]
+    return tuple(dict.fromkeys((*before, *found)))
 
 
 def _named(scope: Document) -> set[str]:

@@ -55,6 +55,7 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         **envelopes.REASONS,
         "predicate.fields": "a part of dp-release/v1 is missing, or has a form that it never has",
         "guarantee": "an ε is not a number that may be promised: no upper bound, or not proved",
+        "guarantee.words": "the words of a guarantee, or an ε that is only claimed, do not go with its numbers",
         "checkpoint.unreadable": "the checkpoint cannot be read",
         "checkpoint.signature": "the checkpoint was not signed by the signer of the certificate",
         "ledger.head": "the head of the population is not under the checkpoint",
@@ -104,8 +105,15 @@ class Certified:
             "proof_status": given.proof_status,
             "engine": self.engine,
             "engine_version": self.engine_version,
-            "text": str(given) if proved else f"No bound is proved: the mechanism is {given.proof_status}",
+            "text": in_words(given),
         }
+
+
+def in_words(guarantee: Guarantee) -> str:
+    """A guarantee as a certificate spells it: part of the format, so that a reader of words reads the numbers."""
+    if guarantee.proof_status == "proved":
+        return str(guarantee)
+    return f"No bound is proved: the mechanism is {guarantee.proof_status}"
 
 
 def alone(
@@ -283,9 +291,9 @@ def _check_guarantee(name: str, given: Document) -> None:
         case {"proof_status": "proved", "bound": "upper", "epsilon_upper": int() | float() as epsilon}:
             fine = type(epsilon) is not bool and epsilon >= 0
         case {"proof_status": "claimed" | "refuted", "bound": "none", "epsilon_upper": None}:
-            fine = True
+            epsilon, fine = math.inf, True
         case _:
-            fine = False
+            epsilon, fine = math.inf, False
     match given:
         case {
             "of": str(),
@@ -293,11 +301,29 @@ def _check_guarantee(name: str, given: Document) -> None:
             "engine": str(),
             "engine_version": str(),
             "delta": int() | float() as delta,
-            "unit": "record" | "user",
-            "adjacency": "add_remove" | "replace_one",
+            "unit": "record" | "user" as unit,
+            "adjacency": "add_remove" | "replace_one" as adjacency,
+            "proof_status": proof_status,
         } if fine and type(delta) is not bool and 0 <= delta < 1:
-            return
-    raise Refused("guarantee", f"The guarantee of the {name} is no upper bound that is proved, with all that it needs.")
+            pass
+        case _:
+            raise Refused(
+                "guarantee", f"The guarantee of the {name} is no upper bound that is proved, with all that it needs."
+            )
+    numbers = Guarantee(
+        epsilon=float(epsilon), delta=float(delta), unit=unit, adjacency=adjacency, proof_status=proof_status
+    )
+    of, condition = (ALONE, DECLARED) if name == "release" else (LIFELONG, ACCEPTED)
+    words = (in_words(numbers), of.format(unit=unit), condition.format(status=proof_status))
+    if (given.get("text"), given["of"], given["condition"]) != words:
+        raise Refused("guarantee.words", f"The words of the guarantee of the {name} are not those of its numbers.")
+    claimed = given.get("epsilon_claimed")
+    if claimed is not None and (
+        proof_status == "proved" or type(claimed) not in {int, float} or not 0 <= claimed < math.inf
+    ):
+        raise Refused(
+            "guarantee.words", f"The guarantee of the {name} claims an ε beside what it proves, or no number."
+        )
 
 
 def _check_ledger(opened: Opened, is_signed: IsSigned) -> None:

@@ -87,15 +87,35 @@ class Guarantee:
 
         >>> print(Guarantee(epsilon=1.30001, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved"))
         ε ≤ 1.31 (δ = 1e-06, per user, add_remove, proved, upper bound)
+        >>> print(Guarantee(epsilon=1.30001, delta=1e-6, unit="user", adjacency="add_remove", proof_status="refuted"))
+        ε = 1.31 (δ = 1e-06, per user, add_remove, refuted, no bound)
         """
         epsilon = "∞" if self.epsilon == math.inf else str(rounded_up(self.epsilon, digits=3))
+        delta = f"{float(rounded_up(self.delta, digits=6)):g}"
+        sign, bound = ("≤", "upper bound") if self.proof_status == "proved" else ("=", "no bound")
+        return f"ε {sign} {epsilon} (δ = {delta}, per {self.unit}, {self.adjacency}, {self.proof_status}, {bound})"
+
+    def odds(self) -> str:
+        """What the promise means, in one sentence.
+
+        >>> print(Guarantee(epsilon=1, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved").odds())
+        Whoever has seen ... whether one user was in the data, is right at most 73.2 % of the time, where a coin is ...
+        """
+        if self.proof_status != "proved" or self.epsilon == math.inf:
+            return self.meaning()
         return (
-            f"ε ≤ {epsilon} (δ = {self.delta:g}, per {self.unit}, {self.adjacency}, {self.proof_status}, upper bound)"
+            "Whoever has seen every release, knows everything about everyone else and guesses whether one "
+            f"{self.unit} {self._secret}, is right at most {_percent(self.best_guess())} of the time, where a coin is "
+            "right 50 %."
         )
+
+    @property
+    def _secret(self) -> str:
+        return "was in the data" if self.adjacency == "add_remove" else "had one value and not another"
 
     def meaning(self) -> str:
         """What the promise means as attack odds, in sentences that an officer can read."""
-        secret = "was in the data" if self.adjacency == "add_remove" else "had one value and not another"
+        secret = self._secret
         if self.proof_status != "proved":
             return f"This is not a proved promise: its status is {self.proof_status}. Do not rely on {self}."
         if self.epsilon == math.inf:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from accountant.errors import AccountantError
@@ -29,9 +30,13 @@ from service.api import (
 )
 from service.api.context import Parts
 from service.api.express import Express
+from service.dashboard import site
+from service.dashboard.problem_pages import problem_page, wants_page
+from service.dashboard.visitors import recall
 from service.errors import Problem
+from service.messenger import Messenger
 from service.metrics import Metrics
-from service.middleware import Gatehouse, as_problem
+from service.middleware import Gatehouse, PageOf, as_problem
 from service.operations.keys import Doorkeeper
 from service.store.books import Books
 from service.store.database import Database, migrate
@@ -41,6 +46,8 @@ from service.sweeper import Sweeper
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from starlette.types import Scope
 
     from service.settings import Settings
 
@@ -88,6 +95,8 @@ def running(settings: Settings, *, sweeps: bool = True) -> Iterator[Parts]:
         )
         if sweeps:
             stack.callback(Sweeper(parts).close)
+            if settings.webhook_url:
+                stack.callback(Messenger(parts).close)
         yield parts
 
 
@@ -119,17 +128,31 @@ def create_app(parts: Parts) -> FastAPI:
         system,
     ):  # the busiest is found first
         app.include_router(module.router)
+    for router in site.ROUTERS:
+        app.include_router(router)
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(AccountantError, _answer_problem)
     app.add_exception_handler(RequestValidationError, _answer_problem)
     app.add_exception_handler(HTTPException, _answer_problem)
     app.add_middleware(Express, parts=parts)
-    app.add_middleware(Gatehouse, settings=parts.settings, metrics=parts.metrics)
+    app.add_middleware(Gatehouse, settings=parts.settings, metrics=parts.metrics, page=_page_of(app))
     return app
 
 
-async def _answer_problem(request: Request, failure: Exception) -> JSONResponse:
+def _page_of(app: FastAPI) -> PageOf:
+    """Problems that no handler sees, as pages."""
+
+    def page(scope: Scope, problem: Problem) -> Response | None:
+        return problem_page(Request({**scope, "app": app}), problem) if wants_page(scope) else None
+
+    return page
+
+
+async def _answer_problem(request: Request, failure: Exception) -> Response:
     problem = _problem_of(failure)
+    if wants_page(request.scope):
+        await run_in_threadpool(recall, request)
+        return problem_page(request, problem)
     headers = {"WWW-Authenticate": "Bearer"} if problem.kind.status == 401 else {}
     if problem.kind.status == 503:
         headers["Retry-After"] = "1"

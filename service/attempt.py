@@ -179,16 +179,17 @@ def make(
 
 
 def audited(document: Mapping[str, Any], *, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Carry out a planned audit, on rows that are made up: what it found.
+    """Carry out a planned audit, on rows that are made up: what it found. No job needs what is imported for it.
 
     Its chance is that of its plan, so that another attempt finds the same.
     """
-    registry = importlib.import_module("trainers.attacks.registry")  # no job needs it
+    registry, watching = map(importlib.import_module, ("trainers.attacks.registry", "trainers.attacks.watching"))
     [audit] = [each for each in registry.AUDITS[document["mechanism"]] if each.name == document["audit"]]
     samples = document["samples"]
     progress(0, samples)
     noise = Noise.repeatable(int(document["seed"], 16))
-    outcome = registry.conduct(audit, samples=samples, noise=noise, confidence=document["confidence"])
+    with watching.heard(progress):
+        outcome = registry.conduct(audit, samples=samples, noise=noise, confidence=document["confidence"])
     progress(samples, samples)
     found: dict[str, Any] = outcome.document()
     return found

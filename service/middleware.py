@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
@@ -18,6 +18,9 @@ from accountant.errors import AccountantError, InvalidInput
 from service.errors import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from service.metrics import Metrics
@@ -27,13 +30,15 @@ _log = logging.getLogger("service.requests")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _UPLOAD: Final = re.compile(r"/v1/populations/[^/]+/datapoints")
 _RETRY_SECONDS: Final = b"1"
+#: A problem as a page, for a browser that asked for one; None for everybody else.
+PageOf: TypeAlias = "Callable[[Scope, Problem], Response | None]"
 
 
 class Gatehouse:
     """Pure ASGI, so that a stream stays a stream."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, page: PageOf) -> None:
+        self._app, self._settings, self._metrics, self._page = app, settings, metrics, page
         self._in_flight = 0
         self._first, self._count = secrets.token_hex(6), count(1)
 
@@ -72,7 +77,11 @@ class Gatehouse:
                 error = type(getattr(failure, "orig", None) or failure).__name__
                 _log.error("the database failed", extra={"fields": {"request_id": request_id, "error": error}})
             if not status:
-                await _send_problem(problem, request_id, answer)
+                page = self._page(scope, problem)
+                if page is None:
+                    await _send_problem(problem, request_id, answer)
+                else:
+                    await page(scope, receive, answer)
         finally:
             self._in_flight -= 1
             self._metrics.in_flight.set(self._in_flight)

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from service.operations.jobs import ERRORS
 
+_log = logging.getLogger(__name__)
+_END_SECONDS: Final = 5.0
 _MOST_LINE: Final = 16 << 20
 _MOST_LOG: Final = 1 << 20
 _PIECE: Final = 1 << 16
@@ -76,34 +81,141 @@ class ChildProcess:
             raise
         finally:
             os.close(writing)
+        assert child.stdin is not None
+        assert child.stderr is not None
         try:
             kept = asyncio.create_task(_keep(child.stderr, attempt.log))
-            said = await _listen(reading, child, attempt)
+            async with _read(reading) as lines:
+                said = await _listen(lines, child.stdin, attempt)
             code = await child.wait()
             await kept
-            if said is None:
-                return Outcome(error="killed" if code < 0 and -code not in _CRASHES else "internal")
-            return said
+            return _outcome(said, code)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
 
 
-async def _listen(reading: int, child: asyncio.subprocess.Process, attempt: Attempt) -> Outcome | None:
-    """What the child ends with; None if it does not say."""
-    assert child.stdin is not None
+class Forked:
+    """The same, forked from a process that has imported everything already: a short job need not wait for torch.
+
+    That process (`service.nursery`) is started with the first attempt and lasts as long as this. Should it be lost, or
+    not be able to fork, the attempt is a child process.
+    """
+
+    def __init__(self) -> None:
+        self._nursery: _Nursery | None = None
+
+    def __enter__(self) -> Self:
+        """Nothing runs before the first attempt."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left."""
+        self._lose()
+
+    async def run(self, attempt: Attempt, /) -> Outcome:
+        """Have one forked, listen, and see to it that nothing is left."""
+        ours, theirs = socket.socketpair()
+        errors, errors_end = os.pipe()
+        status, status_end = os.pipe()
+        try:
+            self._send(b"attempt", theirs.fileno(), errors_end, status_end)
+        finally:
+            theirs.close()
+            os.close(errors_end)
+            os.close(status_end)
+        async with _read(errors) as words, _read(status) as numbers:
+            lines, line = await asyncio.open_connection(sock=ours, limit=_MOST_LINE)
+            ended = False
+            number = b""
+            try:
+                if number := await numbers.readline():
+                    kept = asyncio.create_task(_keep(words, attempt.log))
+                    said = await _listen(lines, line, attempt)
+                    code = await numbers.readline()
+                    ended = True
+                    await kept
+                    return _outcome(said, int(code or -signal.SIGKILL))
+            finally:
+                line.close()
+                if not ended:
+                    await self._end(number, numbers)
+        _log.warning("no attempt can be forked, and each is a process that starts from nothing")
+        return await ChildProcess().run(attempt)
+
+    def _send(self, message: bytes, *descriptors: int) -> None:
+        """To the process that forks; one that has ended is replaced."""
+        if self._nursery is None or self._nursery.process.poll() is not None:
+            self._lose()
+            self._nursery = _Nursery.started()
+        with suppress(OSError):  # it ends at this very moment, and whoever waits for an answer reads that there is none
+            socket.send_fds(self._nursery.control, [message], descriptors)
+
+    async def _end(self, number: bytes, numbers: asyncio.StreamReader) -> None:
+        """End an attempt that may still run, and know that it is gone."""
+        if number:
+            self._send(number.strip())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_SECONDS):
+                    await numbers.read()
+                    return
+        self._lose()  # what it forked dies with it
+
+    def _lose(self) -> None:
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.control.close()
+            nursery.process.kill()
+            nursery.process.wait()
+
+
+@dataclass(frozen=True)
+class _Nursery:
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+
+    @classmethod
+    def started(cls) -> Self:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - a number is all that varies
+                [sys.executable, "-m", "service.nursery", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),), start_new_session=True, env=_environment(),
+            )  # fmt: skip
+        return cls(process, ours)
+
+
+def _outcome(said: Outcome | None, code: int) -> Outcome:
+    """What the attempt said; if it said nothing, what its end tells."""
+    if said is None:
+        return Outcome(error="killed" if code < 0 and -code not in _CRASHES else "internal")
+    return said
+
+
+@asynccontextmanager
+async def _read(descriptor: int) -> AsyncIterator[asyncio.StreamReader]:
+    """What comes out of a pipe."""
     lines = asyncio.StreamReader(limit=_MOST_LINE)
-    pipe = os.fdopen(reading, "rb")
+    pipe = os.fdopen(descriptor, "rb")
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), pipe)
     try:
-        await _say(child, attempt.document)
-        while line := await lines.readline():
-            match json.loads(line):
+        yield lines
+    finally:
+        transport.close()
+
+
+async def _listen(lines: asyncio.StreamReader, line: asyncio.StreamWriter, attempt: Attempt) -> Outcome | None:
+    """What the attempt ends with; None if it does not say."""
+    try:
+        await _say(line, attempt.document)
+        while said := await lines.readline():
+            match json.loads(said):
                 case {"step": [int(done), int(of)]} if 0 <= done <= of < 2**62:
                     attempt.progress(done, of)
                 case {"keys": list(keys)}:
-                    await _say(child, await attempt.ordinals_of(keys))
+                    await _say(line, await attempt.ordinals_of(keys))
                 case {"ended": str(error), "found": dict(found)} if error == "":
                     return Outcome(error=None, found=found)
                 case {"ended": str(error)} if error in {"", *ERRORS}:
@@ -112,20 +224,16 @@ async def _listen(reading: int, child: asyncio.subprocess.Process, attempt: Atte
                     return None
     except (ConnectionError, ValueError):  # it ended before it was told all, or talks nonsense
         return None
-    finally:
-        transport.close()
     return None
 
 
-async def _say(child: asyncio.subprocess.Process, document: object) -> None:
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(document).encode() + b"\n")
-    await child.stdin.drain()
+async def _say(line: asyncio.StreamWriter, document: object) -> None:
+    line.write(json.dumps(document).encode() + b"\n")
+    await line.drain()
 
 
-async def _keep(words: asyncio.StreamReader | None, log: Path) -> None:
+async def _keep(words: asyncio.StreamReader, log: Path) -> None:
     """The beginning of what the child says, for whoever has the worker's machine."""
-    assert words is not None
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         while piece := await words.read(_PIECE):

@@ -39,9 +39,13 @@ def from_manifest(
     labels: Sequence[str] | None = None,
     accepts: Sequence[str] | None = None,
     earlier: Sequence[Path] = (),
+    public: Sequence[Path] = (),
     rows: inspection.Rows | None = None,
 ) -> Facts:
-    """What a manifest, a file and perhaps an export of a ledger say. `labels` is the set that was released or prior."""
+    """What a manifest, a file and perhaps an export of a ledger say. `labels` is the set that was released or prior.
+
+    `public` are files that anybody can get.
+    """
     said = manifest.population
     noisy = noisy_tensors(manifest.declared)
     contents = None if artifact is None else inspection.opened(artifact, keep=noisy, rows=rows)
@@ -79,6 +83,7 @@ def from_manifest(
         builds_on=frozenset(manifest.artifact.get("builds_on", ())),
         head=manifest.artifact.get("head"),
         public=tuple(manifest.artifact.get("public", ())),
+        public_digests=frozenset(each.digest for path in public for each in inspection.opened(path).tensors),
     )  # fmt: skip
 
 

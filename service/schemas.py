@@ -235,6 +235,9 @@ class Commit(Closed):
     evaluation: dict[str, Any] | None = Field(
         default=None, description='on which data its metrics were computed: {"data": "public"}', examples=[None]
     )
+    reason: Annotated[str, Field(min_length=1, max_length=2000)] | None = Field(
+        default=None, description="why it is settled by hand, if it is; the ledger keeps it", examples=[None]
+    )
 
 
 class Void(Closed):

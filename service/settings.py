@@ -5,16 +5,18 @@ docs/settings.md lists them, and a test compares.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from accountant.errors import InvalidInput
 
 
-def _setting(variable: str, default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"variable": variable, "meaning": meaning})
+def _setting(variable: str, default: Any, meaning: str, *, secret: bool = False) -> Any:
+    return field(default=default, repr=not secret, metadata={"variable": variable, "meaning": meaning})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,18 @@ class Settings:
     )
     attempts: int = _setting("STINT_ATTEMPTS", 3, "how often a job is tried before its release is voided")
     job_seconds: float = _setting("STINT_JOB_SECONDS", 86_400.0, "the longest that one attempt at a job may take")
+    webhook_url: str = _setting(
+        "STINT_WEBHOOK_URL",
+        "",
+        "where to tell that an audit found a violation, http or https; empty: nowhere",
+        secret=True,  # addresses of receivers often have a token in them
+    )
+    webhook_secret: str = _setting(
+        "STINT_WEBHOOK_SECRET",
+        "",
+        "signs what is told there: `whsec_` and the base64 of 24 to 64 random bytes",
+        secret=True,
+    )
     log_level: str = _setting("STINT_LOG_LEVEL", "INFO", "DEBUG, INFO, WARNING or ERROR")
 
     @property
@@ -96,6 +110,8 @@ MOST: Final[Mapping[str, float]] = {
     "checkpoint_seconds": 31_536_000, "statement_seconds": 86_400, "pause_seconds": 86_400, "lease_seconds": 86_400,
     "wait_seconds": 31_536_000, "attempts": 100, "job_seconds": 31_536_000,
 }  # fmt: skip
+WEBHOOK_PREFIX: Final = "whsec_"
+WEBHOOK_KEY_BYTES: Final = range(24, 65)
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"log_level": ("DEBUG", "INFO", "WARNING", "ERROR")}
 
 
@@ -123,7 +139,47 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         least = settings.writers + CONNECTIONS_BESIDE_WRITERS
         expected = f"at least {least}, {CONNECTIONS_BESIDE_WRITERS} more than STINT_WRITERS"
         raise InvalidInput("STINT_CONNECTIONS", settings.connections, expected)
+    _check_webhook(settings)
     return settings
+
+
+def _check_webhook(settings: Settings) -> None:
+    """Refuse an address that nothing can be sent to, and one without a secret; neither is shown, even if it is wrong.
+
+    What cannot be read at the start would be found out when a violation is to be told.
+    """
+    url, secret = settings.webhook_url, settings.webhook_secret
+    if url and not _is_address(url):
+        raise InvalidInput("STINT_WEBHOOK_URL", _hidden(url), "an address like https://example.org/stint")
+    if secret and webhook_key(secret) is None:
+        expected = "whsec_ and the base64 of 24 to 64 random bytes, as `openssl rand -base64 32` makes them"
+        raise InvalidInput("STINT_WEBHOOK_SECRET", _hidden(secret), expected)
+    if bool(url) != bool(secret):
+        there, missing = ("URL", "SECRET") if url else ("SECRET", "URL")
+        raise InvalidInput(f"STINT_WEBHOOK_{missing}", "", f"to be set, since STINT_WEBHOOK_{there} is")
+
+
+def webhook_key(secret: str) -> bytes | None:
+    """The bytes that a secret spells as Standard Webhooks do; None if it spells none."""
+    try:
+        key = base64.b64decode(secret.removeprefix(WEBHOOK_PREFIX).encode(), validate=True)
+    except ValueError:
+        return None
+    return key if secret.startswith(WEBHOOK_PREFIX) and len(key) in WEBHOOK_KEY_BYTES else None
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # out of range, or no number
+    except ValueError:
+        return False
+    plain = url.isascii() and url.isprintable() and " " not in url and "\\" not in url
+    return plain and parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and not parts.fragment
+
+
+def _hidden(text: str) -> str:
+    return f"{len(text)} characters"
 
 
 def _check(name: str, variable: str, text: str, value: Any, meaning: str) -> None:

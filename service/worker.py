@@ -33,7 +33,7 @@ from service.errors import Problem
 from service.operations import audits, datapoints, empirical, jobs, releases
 from service.operations.empirical import BegunAudit
 from service.operations.jobs import Begun
-from service.placement import Attempt, ChildProcess, Outcome, Placement
+from service.placement import Attempt, Forked, Outcome, Placement
 from service.staging import Staging, Unreleasable, uri
 from service.store import tickets
 from service.store.database import ROLE
@@ -70,8 +70,8 @@ class Options:
 def work(settings: Settings, options: Options, *, say: Callable[[str], None]) -> None:
     """Work until SIGINT or SIGTERM; with `once`, until there is nothing left to do."""
     few = replace(settings, writers=1, connections=6)
-    with running(few, sweeps=False) as parts:
-        asyncio.run(Worker(parts, options, ChildProcess(), say=say).run())
+    with running(few, sweeps=False) as parts, Forked() as placement:
+        asyncio.run(Worker(parts, options, placement, say=say).run())
 
 
 class Worker:

@@ -86,6 +86,7 @@ class Facts:
     builds_on: frozenset[str] = frozenset()
     head: str | None = None  # the tensor with a row for each label
     public: tuple[str, ...] = ()  # beginnings of names of frozen public tensors
+    public_digests: frozenset[str] = frozenset()  # of tensors in public files that were at hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,19 +196,43 @@ def _artifact_head(facts: Facts) -> Iterator[Finding]:
 
 
 def _head_width(facts: Facts) -> int | None:
-    """The rows of the tensor that answers: the one that is named, or the one that looks like it."""
-    assert facts.contents is not None
-    tensors = {tensor.name: tensor for tensor in facts.contents.tensors}
-    name = facts.head or _own_head((facts.contents.facts or {}).get("predictor"), tensors)
+    """The rows of the tensor that answers: the file's own, the one that is named, or the one that looks like it.
+
+    What a file of ours predicts with is no matter of anybody's word.
+    """
+    tensors = _tensors(facts)
+    name = _own_head(facts) or facts.head
     if name is None:
         likely = [each for each in tensors if _last_words(each) & _HEADS and each.endswith(("weight", "kernel"))]
         name = likely[0] if len(likely) == 1 else None
+    return _height(tensors, name)
+
+
+def _tensors(facts: Facts) -> dict[str, Tensor]:
+    assert facts.contents is not None
+    return {tensor.name: tensor for tensor in facts.contents.tensors}
+
+
+def _height(tensors: Mapping[str, Tensor], name: str | None) -> int | None:
     found = tensors.get(name or "")
     return found.shape[0] if found is not None and found.shape else None
 
 
-def _own_head(predictor: object, tensors: Mapping[str, Tensor]) -> str | None:
-    match predictor:
+def _names_head(facts: Facts) -> bool:
+    return _is_open(facts) and _is_classifier(facts) and (facts.head is not None or _own_head(facts) is not None)
+
+
+def _head_missing(facts: Facts) -> Iterator[Finding]:
+    tensors = _tensors(facts)
+    for where, name in (("manifest", facts.head), ("artifact", _own_head(facts))):
+        if name is not None and _height(tensors, name) is None:
+            yield _found("artifact.head_missing", "checked", where=where)
+
+
+def _own_head(facts: Facts) -> str | None:
+    """The tensor by which an artifact of ours says that it answers; None if it is not one, or says nothing."""
+    assert facts.contents is not None
+    match (facts.contents.facts or {}).get("predictor"):
         case "cosine":
             return "sums"
         case "linear":
@@ -217,11 +242,11 @@ def _own_head(predictor: object, tensors: Mapping[str, Tensor]) -> str | None:
         case "network":  # layers are numbered
             numbered = [
                 (int(number), name)
-                for name in tensors
+                for name in _tensors(facts)
                 for number, _, kind in (name.partition("."),)
-                if number.isdigit() and kind == "weight"
+                if number.isdecimal() and kind == "weight"
             ]
-            return max(numbered)[1] if numbered else None
+            return max(numbered)[1] if numbered else "0.weight"
         case _:
             return None
 
@@ -412,6 +437,15 @@ def _noisy(facts: Facts) -> list[Tensor]:
 
 
 def _is_public(facts: Facts, tensor: Tensor) -> bool:
+    """Whether it is a frozen public tensor: it stands in a public file, or the pipeline says so.
+
+    That accounts for two things: that it is the same in every release, and that it has statistics. No word lets an
+    optimizer's state, counts or rows of data pass.
+    """
+    return tensor.digest in facts.public_digests or _is_said_public(facts, tensor)
+
+
+def _is_said_public(facts: Facts, tensor: Tensor) -> bool:
     return bool(facts.public) and tensor.name.startswith(facts.public)
 
 
@@ -529,6 +563,7 @@ _FORMS: Final[Mapping[str, str]] = MappingProxyType(
         "pickle": "a pickle",
         "torch": "a torch archive of pickles",
         "archive": "a zip archive",
+        "tar": "a tar archive",
         "npz": "a NumPy archive",
         "npy": "a NumPy array",
         "gguf": "a GGUF file",
@@ -603,15 +638,16 @@ def _named(facts: Facts, words: frozenset[str]) -> tuple[list[Tensor], list[str]
         (tensor, parts & words)
         for tensor in facts.contents.tensors
         for parts in (frozenset(tensor.name.lower().replace("/", ".").split(".")),)
-        if parts & words and not _is_public(facts, tensor)
+        if parts & words
     ]
     return [tensor for tensor, _ in found], sorted(frozenset().union(*(hit for _, hit in found)))
 
 
 def _batch_norm(facts: Facts) -> Iterator[Finding]:
-    tensors, words = _named(facts, _STATISTICS)
-    if tensors:
-        yield _found("artifact.batch_norm", "checked", tensors=len(tensors), words=", ".join(words))
+    """Frozen public layers have such statistics too: those that are declared public are told of there."""
+    named, words = _named(facts, _STATISTICS)
+    if tensors := sum(not _is_public(facts, tensor) for tensor in named):
+        yield _found("artifact.batch_norm", "checked", tensors=tensors, words=", ".join(words))
 
 
 def _optimizer(facts: Facts) -> Iterator[Finding]:
@@ -633,10 +669,7 @@ def _example_counts(facts: Facts) -> Iterator[Finding]:
     sums = [
         tensor
         for tensor in facts.contents.tensors
-        if tensor not in tensors
-        and tensor.total in sizes
-        and sum(side > 1 for side in tensor.shape) <= 1
-        and not _is_public(facts, tensor)
+        if tensor not in tensors and tensor.total in sizes and sum(side > 1 for side in tensor.shape) <= 1
     ]
     found = sorted({*words, *frozenset().union(*keys)})
     if parts := len(tensors) + sum(map(bool, keys)) + len(sums):
@@ -650,7 +683,7 @@ def _training_data(facts: Facts) -> Iterator[Finding]:
     for tensor in facts.contents.tensors:
         *before, last = tensor.name.lower().replace("/", ".").split(".")
         hits = _MAYBE_DATA & ({last} | (set(before) if last in _COLUMNS or last.isdigit() else set()))
-        if hits and tensor not in tensors and not _is_public(facts, tensor):
+        if hits and tensor not in tensors:
             tensors, words = [*tensors, tensor], sorted({*words, *hits})
     same = [tensor for tensor in facts.contents.tensors if tensor.data_rows and tensor not in tensors]
     if tensors or same:
@@ -663,11 +696,7 @@ def _rows_like_data(facts: Facts) -> Iterator[Finding]:
     for where, size in (("task", facts.population.task_datapoints), ("population", facts.population.datapoints)):
         if size is None or size < MIN_DATA_ROWS:
             continue
-        tensors = [
-            each
-            for each in facts.contents.tensors
-            if each.shape and each.shape[0] == size and not _is_public(facts, each)
-        ]
+        tensors = [each for each in facts.contents.tensors if each.shape and each.shape[0] == size]
         if tensors:
             yield _found("artifact.rows_like_data", "checked", tensors=len(tensors), where=where)
             return
@@ -690,7 +719,8 @@ def _metadata(facts: Facts) -> Iterator[Finding]:
 
 def _declared_public(facts: Facts) -> Iterator[Finding]:
     assert facts.contents is not None
-    if public := sum(_is_public(facts, tensor) for tensor in facts.contents.tensors):
+    said = [tensor for tensor in facts.contents.tensors if _is_said_public(facts, tensor)]
+    if public := sum(tensor.digest not in facts.public_digests for tensor in said):
         yield _found("artifact.declared_public", "attested", tensors=public)
 
 
@@ -747,6 +777,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("label_space.mismatch", _knows_label_set, _labels_mismatch),
     Check("artifact.labels", _knows_labels, _artifact_labels),
     Check("artifact.head_width", _knows_head, _artifact_head),
+    Check("artifact.head_missing", _names_head, _head_missing),
     Check("empty_task.no_classifier", _is_classifier, _empty_task),
     Check("empty_task.undeclared", _their_classifier, _unsaid("empty_task", "empty_task.undeclared")),
     Check("state.raw", _always, _said("state", "raw", "state.raw")),

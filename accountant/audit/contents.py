@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from accountant.canonical import canonical
 
-Form: TypeAlias = Literal["safetensors", "pickle", "torch", "archive", "npz", "npy", "gguf", "hdf5", "onnx", "other"]
+Form: TypeAlias = Literal[
+    "safetensors", "pickle", "torch", "archive", "tar", "npz", "npy", "gguf", "hdf5", "onnx", "other"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

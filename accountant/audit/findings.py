@@ -217,6 +217,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 remedy="Build the head with one output for each label of the label space, seen in the data or not.",
             ),
             Rule(
+                code="artifact.head_missing",
+                title="The head that is named is not in the artifact",
+                severity="error",
+                bases=_CHECKED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="The tensor that the {where} names as the head is not there, or has no rows to count.",
+                remedy="Name the tensor with a row for each label, or none where its name is a usual one.",
+            ),
+            Rule(
                 code="empty_task.no_classifier",
                 title="A task without data is answered differently",
                 severity="error",
@@ -522,7 +531,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 bases=_CHECKED,
                 source=f"{_SGD_PAPER}; Yousefpour et al. 2021, Opacus: batch normalisation is not private",
                 message="{tensors} tensors are running statistics of normalisation layers: {words}.",
-                remedy="Use LayerNorm or GroupNorm; or name frozen public layers in artifact.public.",
+                remedy="Use LayerNorm or GroupNorm; or have frozen layers compared with the public file (--public).",
             ),
             Rule(
                 code="artifact.optimizer_state",
@@ -558,7 +567,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 bases=_CHECKED,
                 source="docs/audits.md",
                 message="{tensors} tensors have one row for each datapoint of the {where}.",
-                remedy="Release nothing that has a row for each datapoint; if the number is a coincidence, say so.",
+                remedy="Release nothing that has a row for each datapoint; a policy may allow a coincidence.",
             ),
             Rule(
                 code="artifact.not_finite",
@@ -581,11 +590,11 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             Rule(
                 code="artifact.declared_public",
                 title="Tensors are declared public, and were not compared with anything",
-                severity="note",
+                severity="warning",
                 bases=_ATTESTED,
                 source="docs/audits.md",
                 message="{tensors} tensors are public by the pipeline's word.",
-                remedy="Leave frozen public layers out of the artifact, and name them by digest.",
+                remedy="Have them compared with the public file (--public), or leave frozen layers out.",
             ),
         )
     }

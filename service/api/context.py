@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, get_args, get_type_hints
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Request, params
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -36,6 +36,7 @@ class Parts:
     doorkeeper: Doorkeeper
     secrets: Secrets
     metrics: Metrics
+    verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last verification of each, since the start
 
     def resolved(self, population: str, scope: dict[str, Any], *, nested: bool = False) -> dict[str, Any]:
         """A scope with its keys looked up; keys go no further than this. A union in a union is none, and left alone."""
@@ -81,19 +82,42 @@ def requires(*roles: str) -> Any:
     """The actor, who must have one of these roles."""
 
     async def actor(request: Request) -> Actor:
-        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secret.startswith("sk_"):
-            raise Problem("unauthorized", "This address needs a key.")
-        parts = parts_of(request)
-        found = parts.doorkeeper.remembered(secret)
-        if found is None:
-            found = await run_in_threadpool(parts.doorkeeper.admit, secret)
-        request.state.actor = found.id
-        if roles and not found.has(*roles):
-            raise Problem("forbidden", f"This needs a key with one of the roles: {', '.join((*roles, 'admin'))}.")
-        return found
+        return must_have(await bearer(request), roles)
 
+    _ROLES[actor] = roles
     return Depends(actor)
+
+
+_ROLES: dict[object, tuple[str, ...]] = {}
+
+
+async def bearer(request: Request) -> Actor:
+    """Whoever sends a key with the request."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret.startswith("sk_"):
+        raise Problem("unauthorized", "This address needs a key.")
+    parts = parts_of(request)
+    found = parts.doorkeeper.remembered(secret)
+    if found is None:
+        found = await run_in_threadpool(parts.doorkeeper.admit, secret)
+    request.state.actor = found.id
+    return found
+
+
+def must_have(actor: Actor, roles: Sequence[str]) -> Actor:
+    """Refuse an actor who has none of these roles; if there are none, anybody may."""
+    if roles and not actor.has(*roles):
+        raise Problem("forbidden", f"This needs a key with one of the roles: {', '.join((*roles, 'admin'))}.")
+    return actor
+
+
+def roles_of(route: Callable[..., object]) -> tuple[str, ...]:
+    """The roles that an address asks for, so that whoever shows the same elsewhere asks for the same."""
+    for annotation in get_type_hints(route, include_extras=True).values():
+        for each in get_args(annotation):
+            if isinstance(each, params.Depends) and each.dependency in _ROLES:
+                return _ROLES[each.dependency]
+    raise LookupError(f"{route} lets anybody in")
 
 
 Anyone = Annotated[Actor, requires()]

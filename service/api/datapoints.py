@@ -15,11 +15,9 @@ from typing import Annotated, Any, BinaryIO, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
 from accountant.book import Book
-from accountant.canonical import from_canonical
 from accountant.errors import InvalidInput
 from service import parquet, printed
 from service.api.context import (
@@ -34,7 +32,7 @@ from service.api.context import (
 )
 from service.api.populations import Population
 from service.errors import Problem
-from service.operations import certificates, datapoints, statements
+from service.operations import datapoints, lives, statements
 from service.operations.keys import Actor
 from service.schemas import Key, NewDatapoints
 from service.store.writer import Answer, stamp
@@ -68,10 +66,6 @@ _FORMS: dict[int | str, dict[str, Any]] = {
     }
 }
 Form = Annotated[Literal["json", "text", "html"], Query(alias="format")]
-_BODIES = text(
-    "SELECT body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
-    "AND number = ANY(:numbers) ORDER BY number"
-)
 
 
 @router.post(
@@ -268,18 +262,10 @@ def get(
 
 def _shown(parts: Service, population: str, ordinal: int) -> dict[str, Any]:
     with parts.books.read(population) as book:
-        charges = [each for body in _bodies(parts, book, ordinal) for each in _charges(book, body, ordinal)]
+        charges = [
+            each for body in lives.bodies(parts.database, book, ordinal) for each in _charges(book, body, ordinal)
+        ]
         return datapoints.shown(book, ordinal, charges)
-
-
-def _bodies(parts: Service, book: Book, ordinal: int) -> list[dict[str, Any]]:
-    """The entries of releases that may have touched a datapoint."""
-    if ordinal >= book.size:
-        raise Problem("not-found", f"{book.name!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
-    numbers = [release.number for release in statements.touching(book, ordinal)]
-    with parts.database.transaction() as connection:
-        rows = connection.execute(_BODIES, {"name": book.name, "numbers": numbers})
-        return [from_canonical(bytes(body)) for body in rows.scalars()]
 
 
 def _charges(book: Book, document: dict[str, Any], ordinal: int) -> list[dict[str, Any]]:
@@ -336,7 +322,6 @@ async def statement_by_key(
 
 def _stated(parts: Service, population: str, ordinal: int, form: str) -> Response:
     with parts.books.read(population) as book:
-        bodies = _bodies(parts, book, ordinal)
-        accepted = certificates.accepted(parts.database, population, book.number)
-        document = statements.statement(book, ordinal, bodies, accepted=accepted, at=stamp(datetime.now(UTC)))
+        bodies = lives.bodies(parts.database, book, ordinal)
+        document = statements.statement(book, ordinal, bodies, at=stamp(datetime.now(UTC)))
     return printed.answer("statement", document, form)

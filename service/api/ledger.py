@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
@@ -19,6 +20,7 @@ from service.api.context import (
     Anyone,
     Auditor,
     IdempotencyKey,
+    Parts,
     Reader,
     Service,
     answered,
@@ -29,6 +31,7 @@ from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.errors import NotFound
 from service.operations import evidence
+from service.store.writer import stamp
 
 router = APIRouter(prefix="/v1", tags=["ledger"])
 
@@ -138,7 +141,15 @@ def _csv(cells: list[Any]) -> str:
 @router.post("/populations/{population}/ledger/verify", responses=problems("not-found"), summary="Rebuild and compare")
 def verify(population: Population, parts: Service, _actor: Auditor) -> dict[str, Any]:
     """Every hash, signature, price and admission again, and everything that is derived from the log."""
-    return evidence.verify(parts.database, parts.books, population, trusted=parts.secrets.public_key)
+    return verified(parts, population)
+
+
+def verified(parts: Parts, population: str) -> dict[str, Any]:
+    """What a verification finds now; when that was is remembered until the service stops."""
+    at = stamp(datetime.now(UTC))
+    found = evidence.verify(parts.database, parts.books, population, trusted=parts.secrets.public_key)
+    parts.verified[population] = {"at": at, "ok": found["ok"], "entries": found["entries"]}
+    return found
 
 
 @router.get(

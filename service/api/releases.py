@@ -198,19 +198,26 @@ def list_all(
     parts: Service,
     _actor: Anyone,
     status: Annotated[str | None, Query(pattern="^(held|denied|committed|expired|voided)$")] = None,
+    kind: Annotated[str | None, Query(max_length=100)] = None,
+    task: Annotated[str | None, Query(max_length=200)] = None,
+    mechanism: Annotated[str | None, Query(max_length=200)] = None,
+    finding: Annotated[str | None, Query(max_length=100, description="by its code")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
     """Newest first."""
-    before = number_from(cursor)
     with parts.books.read(population) as book:
-        found = [
-            each
-            for each in reversed(book.releases.values())
-            if (status is None or each.status == status) and (before is None or each.number < before)
-        ][: limit + 1]
-        items = [releases.summary(book, each.id) for each in found[:limit]]
-    return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}
+        items, following = releases.page(
+            book,
+            status=status,
+            kind=kind,
+            task=task,
+            mechanism=mechanism,
+            finding=finding,
+            before=number_from(cursor),
+            limit=limit,
+        )
+    return {"items": items, "next": None if following is None else cursor_of({"number": following})}
 
 
 @router.get("/{release}", responses=problems("not-found"), summary="One release")
@@ -257,8 +264,8 @@ async def commit(
 def committing(release: str, done: Commit, actor: Actor) -> Decide:
     """What a commit does."""
     artifact = None if done.artifact is None else done.artifact.model_dump(exclude_none=True)
-    canonical([artifact, done.evaluation])
-    return releases.commit(release=release, artifact=artifact, by=actor, evaluation=done.evaluation)
+    canonical([artifact, done.evaluation, done.reason])
+    return releases.commit(release=release, artifact=artifact, by=actor, evaluation=done.evaluation, reason=done.reason)
 
 
 @router.post(

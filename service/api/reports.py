@@ -75,12 +75,10 @@ def of_release(release: ReleaseId, parts: Service, _actor: Reader, form: Form = 
     # Its engines may take seconds, and need the book no more.
     certificate = _certifier(parts)(release) if has_left else None
     with parts.books.read(population) as book:
-        accepted = certificates.accepted(parts.database, population, book.number)
         report = reports.of_release(
             parts.database,
             book,
             release,
-            accepted=accepted,
             now=datetime.now(UTC),
             certify=lambda each: certificate or _certifier(parts)(each),
         )

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.api.context import Service
 from service.errors import Problem
-from service.operations import jobs
+from service.operations import empirical, jobs, webhooks
 from service.store.database import is_current
 
 router = APIRouter(tags=["system"])
@@ -41,8 +41,12 @@ def readyz(parts: Service) -> dict[str, str]:
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
 def metrics(parts: Service) -> Response:
-    """Requests, decisions, queues and jobs; nothing about anybody."""
+    """Requests, decisions, queues, jobs, audits and webhooks; nothing about anybody."""
     with suppress(SQLAlchemyError):  # without the database the rest is worth knowing all the more
         for status, count in jobs.counts(parts.database).items():
             parts.metrics.jobs.labels(status).set(count)
+        for (status, verdict), count in empirical.counts(parts.database).items():
+            parts.metrics.audits.labels(status, verdict).set(count)
+        for status, count in webhooks.counts(parts.database).items():
+            parts.metrics.webhooks.labels(status).set(count)
     return Response(generate_latest(parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)

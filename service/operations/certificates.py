@@ -21,6 +21,7 @@ from trainers.catalog import CATALOG
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from accountant.audit.series import PlannedAudit
     from accountant.events import Adjacency
     from accountant.filters import Filter
     from accountant.guarantees import ProofStatus, Unit
@@ -52,6 +53,10 @@ class Facts:
     body: Mapping[str, Any]
     exposures: tuple[Exposure, ...]
     counts: tuple[int, ...]  # of datapoints, for each charge
+    violations: tuple[PlannedAudit, ...] = ()  # that audits found of its mechanism, lifted ones included
+    lifted: tuple[str, ...] = ()  # audits that the policy lifted
+    stands: bool = False  # whether one of the violations does
+    life_stands: bool = False  # whether one does of any mechanism that touched this population
 
 
 def facts(book: Book, release: str, body: Mapping[str, Any]) -> Facts:
@@ -78,6 +83,14 @@ def facts(book: Book, release: str, body: Mapping[str, Any]) -> Facts:
             sum(len(part.scope) for touch, part in zip(touches, held.parts, strict=True) if number in touch)
             for number in range(len(held.charges))
         ),
+        violations=tuple(
+            audit
+            for audit in book.audits.values()
+            if audit.verdict == "violation" and audit.mechanism == known.mechanism
+        ),
+        lifted=book.policy.lifted,
+        stands=bool(book.violations(known.mechanism)) if known.mechanism is not None else False,
+        life_stands=bool(book.violations()),
     )
 
 
@@ -99,6 +112,7 @@ def certificate(
         rows = connection.execute(_ENTRIES, {"release": release, "kinds": _KINDS}).all()
     entries = [(row.number, from_canonical(bytes(row.body))) for row in rows]
     last, ended = entries[-1], entries[1][1]
+    sure = accepted(database, given.population, last[0])
     seen = evidence.covering(database, secrets, population=given.population, number=last[0], at=last[1]["at"])
     proved = evidence.prove_entries(
         database, population=given.population, numbers=[number for number, _ in entries], seen=seen
@@ -125,12 +139,12 @@ def certificate(
                 promise=given.promise,
                 unit=given.unit,
                 adjacency=given.adjacency,
-                accepted=accepted(database, given.population, last[0]),
+                accepted=["refuted"] if given.life_stands else sure,
             ).to_json(),
         },
         "mechanism": _mechanism(given.body),
         "charges": [
-            {"event": _shortened(charge["event"]), "datapoints": count}
+            {"event": shortened(charge["event"]), "datapoints": count}
             for charge, count in zip(given.body["charges"], given.counts, strict=True)
         ],
         "datapoints": given.known.datapoints,
@@ -145,19 +159,35 @@ def certificate(
         "findings": [dict(each) for each in findings],
         "ledger": proved,
     }
+    if given.violations:
+        predicate["violations"] = [_violation(audit, given) for audit in given.violations]
     payload = certificates.payload(predicate=predicate, signer=secrets.public_key)
     signature = secrets.signing.sign(envelopes.signed_bytes(payload))
     return envelopes.envelope(payload, signature=signature, signer=secrets.public_key)
 
 
+def _violation(audit: PlannedAudit, given: Facts) -> dict[str, Any]:
+    """An audit that speaks against the mechanism of a release, by numbers that are public."""
+    assert audit.bound is not None
+    return {
+        "audit": audit.id,
+        "mechanism": audit.mechanism,
+        "promise": {"epsilon": audit.epsilon, "delta": audit.delta, "by": audit.by},
+        "epsilon_lower": audit.bound.epsilon_lower,
+        "confidence": audit.confidence,
+        "entry": audit.ended,
+        "lifted": audit.id in given.lifted,
+    }
+
+
 def own_guarantee(given: Facts) -> Certified:
-    """What the release alone costs anybody at most."""
+    """What the release alone costs anybody at most; nothing, if an audit's violation stands against its mechanism."""
     return certificates.alone(
         given.exposures,
         promise=given.promise,
         unit=given.unit,
         adjacency=given.adjacency,
-        proof_status=proof_status(given.body),
+        proof_status="refuted" if given.stands else proof_status(given.body),
     )
 
 
@@ -190,7 +220,7 @@ def _mechanism(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "name": declared["name"],
         "title": None if known is None else known.title,
-        "parameters": _shortened(parameters),
+        "parameters": shortened(parameters),
         "withheld": sorted(PLACES & set(declared["parameters"])),
         "paper": None if known is None else known.paper,
         "proof_status": proof_status(body),
@@ -198,7 +228,7 @@ def _mechanism(body: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _shortened(document: Mapping[str, Any]) -> dict[str, Any]:
+def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
     """A document, or the digest of one that is too long to be carried about."""
     spelled = canonical(dict(document))
     if len(spelled) <= _LONGEST:

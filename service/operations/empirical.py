@@ -13,13 +13,15 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from sqlalchemy import text
 
 from accountant.audit import series
+from accountant.audit.verdicts import Verdict
 from accountant.errors import InvalidInput
 from service.errors import NotFound, Problem
+from service.operations import webhooks
 from service.operations.jobs import ERRORS
 from service.operations.populations import entry
 from service.operations.releases import new_id
@@ -58,7 +60,9 @@ _LOCKED = text(
     "waits_since < now() - make_interval(secs => :wait) AS unserved FROM audit WHERE id = :id FOR UPDATE"
 )
 _SELECT: Final = (
-    "SELECT audit.*, population.name AS population FROM audit JOIN population ON population.id = audit.population_id "
+    "SELECT audit.*, population.name AS population, webhook.id AS webhook, webhook.status AS webhook_status, "
+    "webhook.tries AS webhook_tries, webhook.error AS webhook_error "
+    "FROM audit JOIN population ON population.id = audit.population_id LEFT JOIN webhook ON webhook.audit = audit.id "
 )
 _ONE = text(_SELECT + "WHERE audit.id = :id")
 _PAGE = text(
@@ -80,6 +84,7 @@ _QUEUED = text(
     "UPDATE audit SET status = 'queued', lease_until = NULL, ticket = :ticket, error = :error, waits_since = now() "
     "WHERE id = :id"
 )
+_COUNTS = text("SELECT status, verdict, count(*) AS audits FROM audit GROUP BY status, verdict")
 _MORE = text("UPDATE audit SET attempts = attempts + 1 WHERE id = :id")
 _ENDED = text(
     "UPDATE audit SET status = :status, error = :error, verdict = :verdict, outcome = :outcome, lease_until = NULL, "
@@ -225,6 +230,8 @@ def conclude(*, audit: str, token: int, found: Mapping[str, Any]) -> Decide:
         except InvalidInput:  # it is not what was planned
             return _retried_or_failed(at, connection, row, "internal")
         _end(connection, row, "concluded", at, verdict=body["verdict"], outcome=picture)
+        if body["verdict"] == "violation":
+            webhooks.put(connection, audit=audit, at=at)
         return Outcome(
             bodies=[body], status=200, respond=lambda links: {"status": "concluded", "entry": entry(links[-1])}
         )
@@ -351,6 +358,17 @@ def silent(database: Database, *, lease_seconds: float, wait_seconds: float) -> 
         return [(row.population, row.id) for row in connection.execute(_SILENT, asked)]
 
 
+def counts(database: Database) -> dict[tuple[str, str], int]:
+    """How many audits there are of each status and verdict; where there is no verdict, it is empty."""
+    none = {(status, verdict): 0 for status in STATUSES for verdict in _verdicts(status)}
+    with database.transaction() as connection:
+        return none | {(row.status, row.verdict or ""): row.audits for row in connection.execute(_COUNTS)}
+
+
+def _verdicts(status: Status) -> tuple[str, ...]:
+    return get_args(Verdict) if status == "concluded" else ("",)
+
+
 # ---------------------------------------------------------------- answers
 
 
@@ -401,6 +419,7 @@ def shown(row: Mapping[str, Any], book: Book) -> dict[str, Any]:
         "worker": row["worker"],
         "progress": {"step": row["steps"] if concluded else row["step"], "steps": row["steps"]},
         "error": row["error"],
+        "webhook": _told(row),
         "planned_by": audit.entry,
         "ended_by": audit.ended if row["status"] in {"concluded", "failed"} else None,
         "created_at": stamp(row["created_at"]),
@@ -413,6 +432,14 @@ def _sentence(audit: PlannedAudit, row: Mapping[str, Any]) -> str:
     if row["error"] is None:
         return audit.sentence
     return f"{audit.sentence} The last attempt: {ERRORS.get(row['error'], row['error'])}."
+
+
+def _told(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Whether a violation was told to the receiver of webhooks."""
+    if row["webhook"] is None:
+        return None
+    named = {name: row[f"webhook_{name}"] for name in ("status", "tries", "error")}
+    return {"id": row["webhook"], **named}
 
 
 def _stamp(at: datetime | None) -> str | None:

@@ -214,8 +214,12 @@ def submit(proposal: Proposal, work: Work, *, by: Actor) -> Decide:
     return decide
 
 
-def cancel(*, job: str, by: Actor) -> Decide:
-    """Nothing of it will leave the worker: from here on its attempt, if one runs, can commit nothing."""
+def cancel(*, job: str, by: Actor, reason: str | None = None) -> Decide:
+    """Nothing of it will leave the worker: from here on its attempt, if one runs, can commit nothing.
+
+    The ledger says why its release is voided; a reason that somebody gives stands beside that.
+    """
+    because = "the job was cancelled before anything left the worker" + ("" if reason is None else f": {reason}")
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
@@ -229,7 +233,7 @@ def cancel(*, job: str, by: Actor) -> Decide:
         if others := book.leaning(row["release"]):
             message = f"Release {others[0]} makes use of its models: void that first, or let it run."
             raise Problem("conflict", message)
-        bodies = _voided(book, row, "the job was cancelled before anything left the worker")
+        bodies = _voided(book, row, because)
         _end(connection, row, "cancelled", at)
         return Outcome(bodies=bodies, status=200, respond=lambda _: _now(connection, job))
 

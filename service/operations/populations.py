@@ -11,6 +11,7 @@ from sqlalchemy import text
 from accountant import book as ledger_book
 from accountant.audit.findings import DEFAULT_VERDICTS, verdicts_of
 from accountant.book import Book, Policy, Task
+from accountant.certificates import in_words
 from accountant.filters import Filter
 from accountant.guarantees import Guarantee
 from service.cursors import cursor_of
@@ -69,7 +70,7 @@ def shown(book: Book) -> dict[str, Any]:
         delta=promise.delta,
         unit=book.unit,
         adjacency=book.adjacency,
-        proof_status="proved",
+        proof_status=book.proof_status,
     )
     return {
         "name": book.name,
@@ -83,9 +84,9 @@ def shown(book: Book) -> dict[str, Any]:
         "promise": {
             "epsilon": promise.epsilon,
             "delta": promise.delta,
-            "proof_status": "proved",
-            "bound": "upper",
-            "text": str(guarantee),
+            "proof_status": guarantee.proof_status,
+            "bound": "upper" if guarantee.proof_status == "proved" else "none",
+            "text": in_words(guarantee),
             "meaning": guarantee.meaning(),
         },
         "budget": {"epsilon": book.policy.budget.epsilon, "delta": book.policy.budget.delta},
@@ -142,20 +143,18 @@ def change_policy(
     """
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
-        now = book.policy
-        for audit in lift:
-            book.must_be_a_violation(audit)
-        if if_match is not None and if_match not in {"*", etag(now)}:
-            raise Problem("precondition", f"The policy is at version {now.version}.", "If-Match")
-        new = Policy(
-            version=now.version + 1,
-            budget=book.lowered(epsilon=epsilon, delta=delta),
-            on_exhausted=on_exhausted or now.on_exhausted,
-            accepts=now.accepts if accepts is None else tuple(accepts),
-            named_scopes=now.named_scopes if named_scopes is None else named_scopes,
-            findings=now.findings if findings is None else {**DEFAULT_VERDICTS, **verdicts_of(findings)},
-            data=now.data if data is None else tuple(data),
-            lifted=tuple(dict.fromkeys((*now.lifted, *lift))),
+        if if_match is not None and if_match not in {"*", etag(book.policy)}:
+            raise Problem("precondition", f"The policy is at version {book.policy.version}.", "If-Match")
+        new = new_version(
+            book,
+            epsilon=epsilon,
+            delta=delta,
+            on_exhausted=on_exhausted,
+            accepts=accepts,
+            named_scopes=named_scopes,
+            findings=findings,
+            data=data,
+            lift=lift,
         )
         over = sum(
             datapoints
@@ -170,6 +169,34 @@ def change_policy(
         )
 
     return decide
+
+
+def new_version(
+    book: Book,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    on_exhausted: OnExhausted | None = None,
+    accepts: Sequence[ProofStatus] | None = None,
+    named_scopes: bool | None = None,
+    findings: Mapping[str, str] | None = None,
+    data: Sequence[Mapping[str, Any]] | None = None,
+    lift: Sequence[str] = (),
+) -> Policy:
+    """The policy that would follow this one; what is not said stays as it is."""
+    now = book.policy
+    for audit in lift:
+        book.must_be_a_violation(audit)
+    return Policy(
+        version=now.version + 1,
+        budget=book.lowered(epsilon=epsilon, delta=delta),
+        on_exhausted=on_exhausted or now.on_exhausted,
+        accepts=now.accepts if accepts is None else tuple(accepts),
+        named_scopes=now.named_scopes if named_scopes is None else named_scopes,
+        findings=now.findings if findings is None else {**DEFAULT_VERDICTS, **verdicts_of(findings)},
+        data=now.data if data is None else tuple(data),
+        lifted=tuple(dict.fromkeys((*now.lifted, *lift))),
+    )
 
 
 def change_status(*, to: str, reason: str) -> Decide:

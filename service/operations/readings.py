@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,7 +68,13 @@ def standing(budget: Filter, history: History, *, ledger: str = LIFELONG) -> Cos
 def reading(budget: Filter, history: History, *, ledger: str = LIFELONG) -> Reading:
     """The three numbers of one history."""
     nothing = budget.nothing
-    return budget.reading(committed=history.committed_in(ledger) or nothing, held=history.held_in(ledger) or nothing)
+    return _reading(budget, history.committed_in(ledger) or nothing, history.held_in(ledger) or nothing)
+
+
+@lru_cache(maxsize=1 << 15)
+def _reading(budget: Filter, committed: Cost, held: Cost) -> Reading:
+    """To find out what is available takes a search; a cohort stays as it is until it is charged again."""
+    return budget.reading(committed=committed, held=held)
 
 
 def shown(given: Reading) -> dict[str, Any]:
@@ -82,19 +89,24 @@ def shown(given: Reading) -> dict[str, Any]:
 
 def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> dict[str, Any]:
     """The reading of the datapoint of a scope that has most behind it."""
+    return shown(reading(book.rules.ledgers[ledger], worst_history(book, scope, ledger=ledger), ledger=ledger))
+
+
+def worst_history(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> History:
+    """The history of the datapoint of a scope that has most behind it."""
     budget = book.rules.ledgers[ledger]
     histories = [history for history, _ in book.ledger.cohorts.touched(scope)]
-    worst = max(histories, key=lambda history: budget.meter(standing(budget, history, ledger=ledger)))
-    return shown(reading(budget, worst, ledger=ledger))
+    return max(histories, key=lambda history: budget.meter(standing(budget, history, ledger=ledger)))
 
 
-def distribution(book: Book, *, at: datetime, windows: int = 0) -> dict[str, Any]:
-    """How the budget stands over all datapoints, over equal windows of arrivals, and where it is going."""
+def distribution(book: Book, *, at: datetime, windows: int = 0, tasks: int | None = None) -> dict[str, Any]:
+    """How the budget stands over all datapoints, over equal windows of arrivals, and where it is going.
+
+    With `tasks`, of so many tasks whose worst-off member has most behind it, worst first; else of the first thousand.
+    """
     budget = book.policy.budget
-    cohorts = sorted(
-        ((reading(budget, history), datapoints) for history, datapoints in book.ledger.cohorts.sizes()),
-        key=lambda each: (each[0].spent + each[0].held, -each[0].available),
-    )
+    meters = {history: budget.meter(standing(budget, history)) for history, _ in book.ledger.cohorts.sizes()}
+    cohorts = sorted(book.ledger.cohorts.sizes(), key=lambda each: meters[each[0]])
     total = book.size
     answer: dict[str, Any] = {
         "population": book.name,
@@ -111,12 +123,16 @@ def distribution(book: Book, *, at: datetime, windows: int = 0) -> dict[str, Any
         return answer | {
             "worst_off": None, "quantiles": [], "histogram": [], "tasks": [], "windows": [], "forecast": None
         }  # fmt: skip
-    worst = cohorts[-1][0]
+    worst = reading(budget, cohorts[-1][0])
     answer["worst_off"] = {**shown(worst), "datapoints": cohorts[-1][1]}
     answer["forecast"] = _forecast(book, worst, at)
     edges = [total * each // windows for each in range(windows + 1)] if windows else []
+
+    def worst_of(scope: Scope) -> History:
+        return max((history for history, _ in book.ledger.cohorts.touched(scope)), key=meters.__getitem__)
+
     answer["windows"] = [
-        {"start": start, "stop": stop, "epsilon": worst_off(book, BitMap(range(start, stop)))}
+        {"start": start, "stop": stop, "epsilon": shown(reading(budget, worst_of(BitMap(range(start, stop)))))}
         for start, stop in pairwise(edges)
         if start < stop
     ]
@@ -126,24 +142,27 @@ def distribution(book: Book, *, at: datetime, windows: int = 0) -> dict[str, Any
         while passed < wanted:
             passed += cohorts[place][1]
             place += 1
-        quantiles.append({"share": share, **shown(cohorts[place - 1][0])})
+        quantiles.append({"share": share, **shown(reading(budget, cohorts[place - 1][0]))})
     answer["quantiles"] = quantiles
     counts = [0] * BINS
-    for each, datapoints in cohorts:
-        used = each.spent + each.held
+    for history, datapoints in cohorts:
+        used = meters[history]
         counts[min(BINS - 1, int(BINS * used / budget.epsilon)) if math.isfinite(used) else BINS - 1] += datapoints
     width = budget.epsilon / BINS
     answer["histogram"] = [
         {"from": place * width, "to": (place + 1) * width, "datapoints": count} for place, count in enumerate(counts)
     ]
+    listed = [(task, worst_of(task.members)) for task in list(book.tasks.values())[: 1000 if tasks is None else None]]
+    if tasks is not None:
+        listed = sorted(listed, key=lambda each: meters[each[1]], reverse=True)[:tasks]
     answer["tasks"] = [
         {
             "name": task.name,
             "members": len(task.members),
-            "epsilon": worst_off(book, task.members),
+            "epsilon": shown(reading(budget, history)),
             "task_epsilon": worst_off(book, task.members, ledger=task.name) if task.budget else None,
         }
-        for task in list(book.tasks.values())[:1000]
+        for task, history in listed
     ]
     return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from pyroaring import BitMap
@@ -346,6 +346,7 @@ def commit(
     artifact: Mapping[str, Any] | None,
     by: Actor,
     evaluation: Mapping[str, Any] | None = None,
+    reason: str | None = None,
 ) -> Decide:
     """The release left the house. Once it has expired it is spent already, and only its artifact can be attached.
 
@@ -354,6 +355,7 @@ def commit(
     found = [] if artifact is None else pre_release.at_commit(metrics=artifact.get("metrics"), evaluation=evaluation)
     said: Body = {} if evaluation is None else {"declared": {"evaluation": dict(evaluation)}}
     said |= {"findings": [finding.to_record() for finding in found]} if found else {}
+    said |= {} if reason is None else {"reason": reason}
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
         known = _owned(book, release, by)
@@ -455,7 +457,36 @@ def summary(book: Book, release: str) -> dict[str, Any]:
         "datapoints": known.datapoints,
         "expires_at": known.expires_at if known.status == "held" else None,
         "artifact": known.artifact,
+        "mechanism": known.mechanism,
+        "finding_codes": [code for code, _ in known.findings],
     }
+
+
+def page(
+    book: Book,
+    *,
+    status: str | None = None,
+    kind: str | None = None,
+    task: str | None = None,
+    mechanism: str | None = None,
+    finding: str | None = None,
+    before: int | None = None,
+    limit: int,
+) -> tuple[list[dict[str, Any]], int | None]:
+    """The newest releases that are like this, and the entry before which they go on, if they do."""
+    fitting = (
+        each
+        for each in reversed(book.releases.values())
+        if (status is None or each.status == status)
+        and (kind is None or each.kind == kind)
+        and (task is None or task in each.tasks)
+        and (mechanism is None or each.mechanism == mechanism)
+        and (finding is None or any(code == finding for code, _ in each.findings))
+        and (before is None or each.number < before)
+    )
+    found = list(islice(fitting, limit + 1))
+    items = [summary(book, each.id) for each in found[:limit]]
+    return items, found[limit - 1].number if len(found) > limit else None
 
 
 def detail(

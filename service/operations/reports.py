@@ -15,18 +15,18 @@ from sqlalchemy import text
 
 from accountant import certificates as certified
 from accountant import envelopes
-from accountant.audit.findings import finding_from
+from accountant.audit.findings import DEFAULT_VERDICTS, RULES, finding_from
 from accountant.book import Book
 from accountant.canonical import from_canonical
 from service.errors import NotFound, Problem
 from service.operations import readings
-from service.operations.certificates import CERTIFIED
+from service.operations.certificates import CERTIFIED, shortened
+from service.printed import plain
 from service.store.writer import stamp
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from accountant.guarantees import ProofStatus
     from service.signing import Secrets
     from service.store.database import Database
 
@@ -40,6 +40,10 @@ _ENTRIES = text(
 )
 _SIZE = text("SELECT number FROM population WHERE name = :name")
 _RELEASE = text("SELECT number, hash, body FROM entry WHERE release = :release ORDER BY number")
+_POLICIES = text(
+    "SELECT number, body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
+    "AND number <= :upto AND kind IN ('population.created', 'policy.changed') ORDER BY number"
+)
 _CHECKPOINTS = text(
     "SELECT number, at, payload, signature, public_key, count(*) OVER () AS in_all FROM checkpoint "
     "WHERE at >= CAST(:since AS timestamptz) AND at < CAST(:until AS timestamptz) ORDER BY number DESC LIMIT 1000"
@@ -75,6 +79,10 @@ NOT_SHOWN: Final = (
 UNPROVED: Final = (
     "Policies have accepted mechanisms that are not proved. Where a number depends on one of those, it is what the "
     "mechanism claims, and no bound."
+)
+VIOLATED: Final = (
+    "Audits have refuted mechanisms by which something was released ({audits}). What was made by those has no bound, "
+    "and neither has the life of whom it touched: numbers that depend on them are what was charged."
 )
 #: Finds the certificate of a release that left: its bytes, and its predicate.
 Certify: TypeAlias = Callable[[str], tuple[bytes, Mapping[str, Any]]]
@@ -123,12 +131,12 @@ def of_population(
     book: Book | None = None
     start: dict[str, Any] | None = None
     begun = False
-    accepted: list[ProofStatus] = []
     entries: list[dict[str, Any]] = []
     policies: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
     ended: list[str] = []
     findings: list[dict[str, Any]] = []
+    audits: list[str] = []
     for number, digest, body in _Log(database, population):
         document = from_canonical(body)
         if document["at"] >= last:
@@ -140,7 +148,6 @@ def of_population(
         else:
             book.apply(body)
         if "policy" in document and isinstance(document["policy"], dict):
-            accepted += document["policy"]["accepts"]
             policies = [*(policies if begun else []), _policy(document, number)]
         if not begun:
             continue
@@ -154,11 +161,13 @@ def of_population(
             decisions.append(_decision(document, number))
         elif document["kind"] in {"release.committed", "release.expired"}:
             ended.append(document["release"])
+        elif document["kind"] in {"audit.concluded", "audit.abandoned"}:
+            audits.append(document["audit"])
     if book is None:
         raise Problem("invalid", f"Population {population!r} did not exist before {last}.", "to")
     if not begun:  # nothing happened
         start = budgets(book, now)
-    promise = certified.lifelong(promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=accepted)
+    promise = _promise(book)
     return {
         "title": f"Report on population {population}",
         "kind": "period",
@@ -173,13 +182,14 @@ def of_population(
         "head": {"number": book.number, "hash": book.chain.link.hash.hex()},
         "promise": promise.to_json(),
         "meaning": promise.guarantee.meaning(),
-        "bounds": _bounds(promise),
+        "bounds": _bounds(book),
         "policies": policies,
         "budgets": {"start": start, "end": budgets(book, now)},
         "decisions": decisions,
         "refusals": sum(each["outcome"] == "denied" for each in decisions),
         "entries": entries,
         "findings": findings,
+        "audits": [_audit(book, each) for each in audits],
         **_certificates(ended, certify),
         **_checkpoints(database, first or book.created_at, last),
         "method": [sentence.format(unit=book.unit) for sentence in METHOD],
@@ -192,7 +202,6 @@ def of_release(
     book: Book,
     release: str,
     *,
-    accepted: Sequence[ProofStatus],
     now: datetime,
     certify: Certify,
 ) -> dict[str, Any]:
@@ -201,7 +210,7 @@ def of_release(
         rows = connection.execute(_RELEASE, {"release": release}).all()
     documents = [(row.number, bytes(row.hash), from_canonical(bytes(row.body))) for row in rows]
     known = book.releases[release]
-    promise = certified.lifelong(promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=accepted)
+    promise = _promise(book)
     return {
         "title": f"Report on release {release}",
         "kind": "release",
@@ -216,13 +225,18 @@ def of_release(
         "head": {"number": book.number, "hash": book.chain.link.hash.hex()},
         "promise": promise.to_json(),
         "meaning": promise.guarantee.meaning(),
-        "bounds": _bounds(promise),
-        "policies": [],
+        "bounds": _bounds(book),
+        "policies": _policies(database, book.name, documents[0][2]["policy"], documents[-1][0]),
         "budgets": {"start": None, "end": None},
         "decisions": [_decision(documents[0][2], documents[0][0])],
         "refusals": int(known.status == "denied"),
         "entries": [_entry(book, number, digest, document) for number, digest, document in documents],
         "findings": [each for number, _, document in documents for each in _findings(number, document)],
+        "audits": [
+            _audit(book, each.id)
+            for each in book.audits.values()
+            if each.stage == "concluded" and each.mechanism == known.mechanism
+        ],
         **_certificates([release] if known.status in CERTIFIED else [], certify),
         "checkpoints": [],
         "checkpoints_in_all": 0,
@@ -245,8 +259,17 @@ def signed(secrets: Secrets, report: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- its parts
 
 
-def _bounds(promise: certified.Certified) -> str:
-    return "Every ε is an upper bound." if promise.guarantee.proof_status == "proved" else UNPROVED
+def _promise(book: Book) -> certified.Certified:
+    """What is promised for life, as sure as it is."""
+    return certified.lifelong(
+        promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
+    )
+
+
+def _bounds(book: Book) -> str:
+    if violations := book.violations():
+        return VIOLATED.format(audits=", ".join(audit.id for audit in violations))
+    return "Every ε is an upper bound." if book.proof_status == "proved" else UNPROVED
 
 
 def budgets(book: Book, now: datetime) -> dict[str, Any]:
@@ -254,6 +277,14 @@ def budgets(book: Book, now: datetime) -> dict[str, Any]:
     found = readings.distribution(book, at=now)
     kept = ("budget", "bound", "datapoints", "cohorts", "worst_off", "quantiles", "note")
     return {"number": book.number, **{name: found[name] for name in kept}}
+
+
+def _policies(database: Database, population: str, version: int, upto: int) -> list[dict[str, Any]]:
+    """The policy by which a release was decided, and those that followed while it was under way."""
+    with database.transaction() as connection:
+        rows = connection.execute(_POLICIES, {"name": population, "upto": upto}).all()
+    documents = [(row.number, from_canonical(bytes(row.body))) for row in rows]
+    return [_policy(document, number) for number, document in documents if document["policy"]["version"] >= version]
 
 
 def _policy(document: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -278,11 +309,17 @@ def policy_in_words(policy: Mapping[str, Any]) -> str:
     }
     names = "may" if policy["named_scopes"] else "may not"
     budget, accepts = policy["budget"], " or ".join(policy["accepts"])
-    files = "Whose the rows of files are is said by rules." if policy.get("data") else ""
+    findings = {**DEFAULT_VERDICTS, **policy.get("findings", {})}
+    deny = ", ".join(each for each, said in findings.items() if said == "deny") or "none"
+    allowed = ", ".join(each for each, said in findings.items() if said == "allow" and each in RULES)
+    more = [f"Findings that deny a release: {deny}."]
+    more += [f"Findings that are allowed by name: {allowed}."] if allowed else []
+    more += ["Whose the rows of files are is said by rules."] if policy.get("data") else []
+    more += [f"Violations that block no more: {', '.join(policy['lifted'])}."] if policy.get("lifted") else []
     return (
-        f"Nobody may be charged more than ε = {budget['epsilon']:g} at δ = {budget['delta']:g} for life. Mechanisms "
-        f"are accepted that are {accepts}. {exhausted[policy['on_exhausted']]} "
-        f"Pipelines {names} name single datapoints. {files}".rstrip()
+        f"Nobody may be charged more than ε = {plain(budget['epsilon'])} at δ = {plain(budget['delta'])} for life. "
+        f"Mechanisms are accepted that are {accepts}. {exhausted[policy['on_exhausted']]} "
+        f"Pipelines {names} name single datapoints. {' '.join(more)}"
     )
 
 
@@ -298,6 +335,7 @@ def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
         "kind": document["release_kind"],
         "outcome": "admitted" if document["kind"] == "release.held" else "denied",
         "mechanism": None if mechanism is None else mechanism["name"],
+        "events": [shortened(charge["event"]) for charge in document["charges"]],
         "reasons": [{"code": each["code"], "message": each["message"]} for each in decision["reasons"]],
         "datapoints": decision["datapoints"],
         "trimmed": decision["trimmed"],
@@ -310,6 +348,24 @@ def _findings(number: int, document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What an entry says against its release, in words."""
     where = {"release": document.get("release"), "entry": number}
     return [where | finding_from(record).to_json() for record in document.get("findings", ())]
+
+
+def _audit(book: Book, audit: str) -> dict[str, Any]:
+    """What an experiment came to, and whether it still blocks its mechanism."""
+    found = book.audits[audit]
+    return {
+        "audit": found.id,
+        "number": found.number,
+        "mechanism": found.mechanism,
+        "name": found.name,
+        "entry": found.ended,
+        "verdict": found.verdict,
+        "promise": {"epsilon": found.epsilon, "delta": found.delta, "by": found.by},
+        "epsilon_lower": None if found.bound is None else found.bound.epsilon_lower,
+        "confidence": found.confidence,
+        "blocks": found in book.blocking(found.mechanism),
+        "text": found.sentence,
+    }
 
 
 def _entry(book: Book, number: int, digest: bytes, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,8 +387,8 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
         case "population.created":
             promise = document["promise"]
             return (
-                f"The population was made, with a promise of ε = {promise['epsilon']:g} at δ = {promise['delta']:g} "
-                f"for life to every {document['unit']}."
+                f"The population was made, with a promise of ε = {plain(promise['epsilon'])} at "
+                f"δ = {plain(promise['delta'])} for life to every {document['unit']}."
             )
         case "datapoints.registered":
             return f"{document['count']:,} datapoints were registered."
@@ -361,7 +417,8 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
         case "release.committed":
             artifact = document.get("artifact")
             named = f", as the artifact {artifact['sha256']}" if artifact else ""
-            return f"Release {release} left the house{named}."
+            because = f": {document['reason']}" if "reason" in document else ""
+            return f"Release {release} left the house{named}{because}."
         case "release.voided":
             return f"Release {release} was voided, nothing of it having left: {document['reason']}."
         case "release.expired":

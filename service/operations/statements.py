@@ -11,7 +11,7 @@ from accountant.guarantees import Guarantee
 from accountant.ledger import LIFELONG
 from service.operations import readings
 from service.operations.certificates import proof_status
-from service.printed import down, moment, up
+from service.printed import down, moment, plain, up
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
@@ -59,17 +59,32 @@ def touch_of(book: Book, document: Mapping[str, Any], ordinal: int) -> str | Non
     return next((touch for touch, scope in touched if ordinal in scope), None)
 
 
+def surety(book: Book, document: Mapping[str, Any]) -> ProofStatus:
+    """How sure it is that a release costs what it was charged; a violation that an audit found refutes it."""
+    mechanism = book.releases[document["release"]].mechanism
+    return "refuted" if mechanism is not None and book.violations(mechanism) else proof_status(document)
+
+
+def alone(book: Book, document: Mapping[str, Any], ordinal: int) -> float | None:
+    """The ε of one release for one datapoint, as if there had been no other; None where no proof bounds it."""
+    touch = touch_of(book, document, ordinal)
+    if touch is None or surety(book, document) != "proved":
+        return None
+    return readings.rounded(book.promise.meter(ledger_book.spending_of(document, touch)[LIFELONG]))
+
+
 def statement(
     book: Book,
     ordinal: int,
     bodies: Iterable[Mapping[str, Any]],
     *,
-    accepted: Sequence[ProofStatus],
     at: str,
 ) -> dict[str, Any]:
     """The statement, as an answer and as sentences; every ε in it is an upper bound."""
     listed = [found for body in bodies if (found := _released(book, body, ordinal)) is not None]
-    promise = certificates.lifelong(promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=accepted)
+    promise = certificates.lifelong(
+        promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
+    )
     reading = readings.reading(book.policy.budget, book.ledger.cohorts.history(ordinal))
     shown = readings.shown(reading)
     return {
@@ -101,8 +116,7 @@ def _released(book: Book, document: Mapping[str, Any], ordinal: int) -> dict[str
     if touch is None:
         return None
     release = book.releases[document["release"]]
-    alone = book.promise.meter(ledger_book.spending_of(document, touch)[LIFELONG])
-    status = proof_status(document)
+    status = surety(book, document)
     declared = document["declared"].get("mechanism")
     known = None if declared is None else CATALOG.get(declared["name"])
     return {
@@ -114,7 +128,7 @@ def _released(book: Book, document: Mapping[str, Any], ordinal: int) -> dict[str
         "title": None if known is None else known.title,
         "tasks": sorted(release.tasks),
         "proof_status": status,
-        "epsilon_upper": readings.rounded(alone) if status == "proved" else None,
+        "epsilon_upper": alone(book, document, ordinal),
         "delta": book.promise.delta,
         "artifact": None if release.artifact is None else {"sha256": release.artifact["sha256"]},
     }
@@ -141,7 +155,12 @@ def _promise(book: Book, guarantee: Guarantee, condition: str) -> dict[str, Any]
         f"For life, everything that is ever released about one {book.unit} of this population is to stay within "
         f"{guarantee}, if {condition}. The smaller ε is, the less anybody can find out."
     )
-    return {"title": "What was promised", "paragraphs": [promised, guarantee.meaning()], "lines": []}
+    violated = [
+        f"An audit found that the promise does not hold: {audit.sentence} Nothing more is released by this mechanism, "
+        "until whoever is responsible has said why it may be."
+        for audit in book.violations()
+    ]
+    return {"title": "What was promised", "paragraphs": [promised, *violated, guarantee.meaning()], "lines": []}
 
 
 def _list(book: Book, listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -171,7 +190,7 @@ def _sentence(each: Mapping[str, Any]) -> str:
     method = f", by {each['title'][0].lower()}{each['title'][1:]}" if each["title"] else ""
     named = f" for {', '.join(each['tasks'])}" if each["tasks"] else ""
     if each["proof_status"] == "proved":
-        cost = f" Alone it stays within ε ≤ {up(each['epsilon_upper'])} at δ = {each['delta']:g}."
+        cost = f" Alone it stays within ε ≤ {up(each['epsilon_upper'])} at δ = {plain(each['delta'])}."
     else:
         cost = f" How much it tells is not proved: its mechanism is {each['proof_status']}."
     return (
@@ -185,15 +204,17 @@ def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarant
     meters = (
         f"Spent: ε ≤ {up(shown['spent'])}. Held by releases that may still leave: at most {up(shown['held'])} more. "
         f"Available: a single further release of at most ε = {down(shown['available'])} would be admitted. Budget: "
-        f"ε = {budget.epsilon:g} at δ = {budget.delta:g}. These are readings of a meter, each rounded against us. Each "
-        "answers a question of its own, so they need not add up."
+        f"ε = {plain(budget.epsilon)} at δ = {plain(budget.delta)}. These are readings of a meter, each rounded "
+        "against us. Each answers a question of its own, so they need not add up."
     )
     paragraphs = [meters]
     if promise.proof_status != "proved":
-        paragraphs.append(
-            "Policies of this population have accepted mechanisms that are not proved. The readings count what those "
-            "claim, and are no bound on what they tell."
+        why = (
+            "An audit has refuted a mechanism by which something was released."
+            if book.violations()
+            else "Policies of this population have accepted mechanisms that are not proved."
         )
+        paragraphs.append(f"{why} The readings count what such mechanisms claim, and are no bound on what they tell.")
     elif math.isfinite(spent):
         so_far = Guarantee(
             epsilon=spent, delta=budget.delta, unit=book.unit, adjacency=book.adjacency, proof_status="proved"

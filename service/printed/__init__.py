@@ -84,6 +84,11 @@ def down(value: float | None) -> str:
     return "∞" if value is None else f"{math.floor(value * 1000) / 1000:g}"
 
 
+def plain(value: float) -> str:
+    """A number that somebody chose, as it is: with all of its digits and no others."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def moment(stamp: str) -> str:
     """A time of the ledger to the second."""
     return f"{stamp[:10]} {stamp[11:19]} UTC"

@@ -102,6 +102,11 @@ def migrate(url: str) -> None:
 
 def is_current(connection: Connection) -> bool:
     """Whether the database has exactly the migrations that this code knows."""
-    return MigrationContext.configure(connection).get_current_heads() == tuple(
-        ScriptDirectory.from_config(_scripts()).get_heads()
-    )
+    known, there = heads(connection)
+    return known == there
+
+
+def heads(connection: Connection) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The newest migrations that this code knows, and those that the database has."""
+    known = tuple(ScriptDirectory.from_config(_scripts()).get_heads())
+    return known, tuple(MigrationContext.configure(connection).get_current_heads())

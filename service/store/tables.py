@@ -218,5 +218,21 @@ audit = Table(
     Index("audits_by_status", "status", "lease_until"),
 )
 
+#: What is still to be told of audits, and what was: how often that was tried, and when it is tried next.
+webhook = Table(
+    "webhook",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("audit", Text, ForeignKey("audit.id"), nullable=False),
+    Column("status", Text, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("due_at", _AT),
+    Column("error", Text),
+    Column("created_at", _AT, nullable=False),
+    Column("ended_at", _AT),
+    UniqueConstraint("audit", name="one_webhook_per_audit"),
+    Index("webhooks_that_are_due", "status", "due_at"),
+)
+
 #: Tables that refuse UPDATE, DELETE and TRUNCATE.
 ONLY_GROW = ("entry", "release", "idempotency", "checkpoint", "installation")

@@ -53,6 +53,7 @@ _HELD_UP_SECONDS = 0.05
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 _UNDONE: Final = frozenset({"22", "23", "40", "42", "55P03", "57014"})  # SQLSTATEs, or their classes
 _UNKNOWN: Final = "40003"  # statement_completion_unknown
+_WITH_FINDINGS: Final = frozenset({"release.held", "release.denied", "release.committed", "release.audited"})
 Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -280,6 +281,8 @@ class Writer:
         self._metrics.batch.observe(len(batch))
         for kind, count in page.kinds.items():
             self._metrics.decisions.labels(kind).inc(count)
+        for (code, severity), count in page.findings.items():
+            self._metrics.findings.labels(code, severity).inc(count)
         _tell([(operation.waiter, answer) for operation, answer in zip(batch, answers, strict=True)])
 
     @property
@@ -387,11 +390,14 @@ class _Page:
         self._held: dict[str, tuple[str, str | None]] = {}
         self._ended: list[str] = []
         self._answers: list[tuple[Idempotency, Answer]] = []
+        self.findings: Counter[tuple[str, str]] = Counter()  # by code and severity
 
     def append(self, book: Book, body: Body, actor: str, held: Held | None = None) -> Link:
         """Apply a body to its book, and keep it for writing."""
         spelled = book.append(body, at=self._stamp, actor=actor, held=held)
         self._entries.append((book.name, book.chain.link, body["kind"], body.get("release"), spelled))
+        if body["kind"] in _WITH_FINDINGS:
+            self.findings.update((each["code"], each["severity"]) for each in body.get("findings", ()))
         match body["kind"]:
             case "release.held":
                 self._held[body["release"]] = (book.name, body.get("expires_at"))

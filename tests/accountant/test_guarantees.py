@@ -162,3 +162,9 @@ def test_without_a_promise_the_attacker_is_certain() -> None:
     nothing = guarantee(math.inf, 0.0)
     assert nothing.true_positive_rate(0.0) == nothing.best_guess() == 1.0
     assert nothing.posterior(0.01, false_positive_rate=0.0) == 1.0
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6, 1.2345644e-6, 9.9999901e-5, 0.1])
+def test_a_delta_is_shown_no_smaller_than_it_is(delta: float) -> None:
+    shown = str(guarantee(1.0, delta)).partition("δ = ")[2].partition(",")[0]
+    assert delta <= float(shown) <= delta * (1 + 1e-5)

@@ -220,6 +220,10 @@ CASES: dict[str, _PAIR] = {
         lambda: holding(tensors(**{"head.weight": noise((4, 16))})),
         lambda: holding(tensors(**{"head.weight": noise((3, 16))})),
     ),
+    "artifact.head_missing": (
+        lambda: clean(artifact={"head": "classifier.weight"}),
+        lambda: clean(artifact={"head": "head.weight"}),
+    ),
     "empty_task.no_classifier": (lambda: clean(empty_task={"answer": "nothing"}), clean),
     "empty_task.undeclared": (lambda: clean(empty_task=None), clean),
     "state.raw": (lambda: clean(state={"retained": "raw"}), clean),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 
 @contextmanager
@@ -24,15 +25,23 @@ def short_folder() -> Iterator[Path]:
 
 
 def command(
-    folder: Path, *words: str, port: int = 0, variables: Mapping[str, str] | None = None
+    folder: Path,
+    *words: str,
+    port: int = 0,
+    variables: Mapping[str, str] | None = None,
+    errors: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    """`stint …` as a process of its own, in a process group of its own."""
+    """`stint …` as a process of its own, in a process group of its own.
+
+    Whoever has it run for long gives it a file for `errors`: a pipe that nobody reads is full at some time, and then
+    whoever writes to it waits for ever.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("STINT_", "DATABASE_"))}
     return subprocess.Popen(
         [sys.executable, "-m", "service", *words],
         env=kept | {"STINT_DATA": str(folder), "STINT_PORT": str(port), **(variables or {})},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         start_new_session=True,
     )

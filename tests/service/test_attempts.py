@@ -14,7 +14,7 @@ import pytest
 from service.attempt import code_of
 from service.operations.jobs import ERRORS
 from tests.service.harness import Caller, Local, local
-from tests.service.work import data, ended, job, statuses, until, worker
+from tests.service.work import attempts, data, ended, job, statuses, until, worker
 
 pytestmark = pytest.mark.slow
 
@@ -63,10 +63,10 @@ def nobody_is_charged(call: Caller, population: str) -> bool:
 def test_an_attempt_that_takes_too_long_is_ended(house: Local, population: str, tmp_path: Path) -> None:
     identity = submit(house, population, "slow")
     process = worker(
-        house.parts, "--queue", "slow", "--once", planted=f"gate={tmp_path / 'never'}", STINT_JOB_SECONDS="1"
+        house.parts, "--queue", "slow", "--once", planted=f"gate={tmp_path / 'never'}", STINT_JOB_SECONDS="5"
     )
-    until(house.call, identity, lambda _: len(_children(process.pid)) == 1)
-    seen = _children(process.pid)
+    until(house.call, identity, lambda _: len(attempts(process)) == 1)
+    seen = [*attempts(process), *psutil.Process(process.pid).children()]
     said = ended(process)
     assert f"{identity}: attempt 2 failed: timeout." in said
     assert not any(each.is_running() for each in seen)
@@ -89,14 +89,14 @@ def test_an_attempt_that_somebody_kills_is_tried_again(house: Local, population:
     try:
         for attempt, number in ((1, signal.SIGKILL), (2, signal.SIGTERM)):
             _staged(house, first, attempt)
-            [child] = _children(process.pid)
+            [child] = attempts(process)
             child.send_signal(number)
         until(call, first, lambda now: now["status"] == "failed")
         must_have_left_nothing(house, population, first, "killed")
         second = submit(house, population, "killed")  # which the same worker takes
         held = call.reading(population, 0)["held"]
         _staged(house, second, 1)
-        [child] = _children(process.pid)
+        [child] = attempts(process)
         child.kill()
         _staged(house, second, 2)
         late.touch()
@@ -132,11 +132,6 @@ def test_an_attempt_that_somebody_kills_is_tried_again(house: Local, population:
 )
 def test_what_is_said_of_a_failure_that_has_no_code_of_its_own(problem: Exception, code: str) -> None:
     assert code_of(problem) == code
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    found: list[psutil.Process] = psutil.Process(pid).children()
-    return found
 
 
 def _staged(house: Local, identity: str, attempt: int) -> None:

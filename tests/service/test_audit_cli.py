@@ -224,6 +224,37 @@ def test_private_rows_are_looked_for(capsys: pytest.CaptureFixture[str], tmp_pat
     said(capsys, *words(clean(), innocent), "--rows", str(tmp_path / "rows.npy"), code=0)
 
 
+def test_tensors_of_a_public_file_need_no_word(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A frozen backbone is known by its numbers; where one of them was trained further, that is told."""
+    import numpy as np
+
+    frozen = {"backbone.weight": noise((16, 8), 5), "backbone.bn.running_mean": noise((8,), 6)}
+    public = tmp_path / "backbone.safetensors"
+    public.write_bytes(file_of({"other.name": frozen["backbone.weight"], "mean": frozen["backbone.bn.running_mean"]}))
+    release = holding(tensors(**frozen))
+    given = [*words(release, tmp_path), "--public", str(public)]
+    said(capsys, *given, code=0)
+    assert "artifact.batch_norm" in said(capsys, *words(release, tmp_path), code=1)
+    declared = holding(tensors(**frozen), artifact={"public": ["backbone."]})
+    assert "artifact.declared_public" in said(capsys, *words(declared, tmp_path), code=1)
+    said(capsys, *words(declared, tmp_path), "--public", str(public), code=0)
+    moved = {**frozen, "backbone.weight": np.nextafter(frozen["backbone.weight"], np.float32(9))}
+    declared = holding(tensors(**moved), artifact={"public": ["backbone."]})
+    shown = said(capsys, *words(declared, tmp_path), "--public", str(public), code=1)
+    assert "1 tensors are public by the pipeline's word" in shown
+
+
+def test_a_code_that_is_allowed_by_name_does_not_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = words(clean(artifact={"public": ["body."]}, tuning=None), tmp_path)
+    policy = Path(given[given.index("--policy") + 1])
+    policy.write_text(json.dumps({"findings": {"artifact.declared_public": "allow"}}))
+    assert "warning: artifact.declared_public" in said(capsys, *given, code=1)
+    policy.write_text(json.dumps({"findings": {"artifact.declared_public": "allow", "tuning.undeclared": "allow"}}))
+    said(capsys, *given, code=0)
+    policy.write_text(json.dumps({"findings": {"warning": "allow"}}))  # as it is unless said otherwise
+    said(capsys, *given, code=1)
+
+
 # ---------------------------------------------------------------- it could not run
 
 
@@ -236,6 +267,9 @@ def test_private_rows_are_looked_for(capsys: pytest.CaptureFixture[str], tmp_pat
         (["audit", "{folder}"], "there is no such file"),
         (["audit", "{manifest}", "--artifact", "no.safetensors"], "no.safetensors: there is no such file"),
         (["audit", "{manifest}", "--earlier", "no.safetensors"], "no.safetensors: there is no such file"),
+        (["audit", "{manifest}", "--earlier", "{manifest}"], "nothing to compare with"),
+        (["audit", "{manifest}", "--public", "{manifest}"], "nothing to compare with"),
+        (["audit", "{manifest}", "--public", "no.safetensors"], "no.safetensors: there is no such file"),
         (["audit", "{manifest}", "--ledger", "{manifest}"], "no export of a ledger"),
         (["audit", "{manifest}", "--ledger", "{empty}"], "no export of a ledger"),
         (["audit", "{manifest}", "--labels", "{manifest}"], "tells no labels"),

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import struct
+import tarfile
 import tempfile
 import time
 import tracemalloc
@@ -386,6 +387,53 @@ def test_frozen_public_layers_may_have_statistics_by_the_pipelines_word(tmp_path
     assert codes(audited(holding(made, artifact={"public": ["backbone."]}), tmp_path)) == {"artifact.declared_public"}
 
 
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        ({"backbone.optimizer.exp_avg": noise((8,))}, "artifact.optimizer_state"),
+        ({"backbone.class_counts": np.array([1, 2, 3])}, "artifact.example_counts"),
+        ({"backbone.votes": np.array([2000, 2000, 1000])}, "artifact.example_counts"),
+        ({"backbone.memory.x": noise((5, 8))}, "artifact.training_data"),
+        ({"backbone.replay_buffer": noise((5, 8))}, "artifact.training_data"),
+        ({"backbone.embedding": noise((5000, 2))}, "artifact.rows_like_data"),
+    ],
+)
+def test_no_word_makes_state_counts_or_data_public(made: dict[str, Any], code: str, tmp_path: Path) -> None:
+    release = holding(tensors(**made), artifact={"public": ["backbone."]})
+    assert codes(audited(release, tmp_path)) == {code, "artifact.declared_public"}
+
+
+def test_what_is_declared_public_is_a_warning_and_may_be_denied(tmp_path: Path) -> None:
+    release = clean(artifact={"public": ["body."]})
+    [found] = audited(release, tmp_path).findings
+    assert (found.code, found.severity, found.basis) == ("artifact.declared_public", "warning", "attested")
+    assert denying([found], DEFAULT_VERDICTS) == []
+    assert denying([found], {**DEFAULT_VERDICTS, "artifact.declared_public": "deny"}) == [found]
+
+
+@pytest.mark.parametrize(
+    ("head", "predictor", "found"),
+    [
+        ("body.weight", None, {"artifact.head_width"}),  # it has sixteen rows
+        ("body.weight", "adapter", set()),  # head.weight has three, and answers, whoever says what
+        ("head.weight", "linear", {"artifact.head_missing"}),  # there is no weight
+        ("nowhere", "adapter", {"artifact.head_missing"}),
+        ("scalar", None, {"artifact.head_missing"}),
+        (None, "network", {"artifact.head_missing"}),  # no layer is numbered
+        (None, "cosine", {"artifact.head_missing"}),
+        (None, "something new", set()),
+    ],
+)
+def test_the_files_own_predictor_is_stronger_than_a_named_head(
+    head: str | None, predictor: str | None, found: set[str], tmp_path: Path
+) -> None:
+    facts = {"predictor": predictor, "labels": LABELS}
+    metadata = None if predictor is None else {"stint": canonical(facts).decode(), "releasable": "true"}
+    made = tensors(scalar=np.array(3.0, dtype=np.float32))
+    release = holding(made, metadata, **({} if head is None else {"artifact": {"head": head}}))
+    assert codes(audited(release, tmp_path)) == found
+
+
 # ---------------------------------------------------------------- files that are not what they say
 
 
@@ -483,6 +531,29 @@ class _Loaded:
         return (Path.touch, (Path(__file__).parent / "loaded",))
 
 
+#: What early files were: lists, tables, numbers and names, small ones and ones longer than what is looked at.
+_OLD: list[Any] = [
+    [], [1.0], ["{" * 40], {}, {"weight": [0.5] * 20_000}, (1, 2), "text", 3, 2.5, True, None, 10**60, int, b"\x00\xff",
+    ["x" * 200_000], {"k": b"ab" * 100_000}, np.zeros(3), np.arange(50_000.0),
+]  # fmt: skip
+
+
+def _legacy(protocol: int) -> bytes:
+    """As torch wrote before it wrote archives: a number to know it by, a version, the system, then the object."""
+    parts: tuple[Any, ...] = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, {"weight": [1.0]}, [])
+    return b"".join(pickle.dumps(each, protocol=protocol) for each in parts)
+
+
+def taped(name: str, content: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for each, data in (("sys_info", b"{}" * 300), (name, content)):
+            member = tarfile.TarInfo(each)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return made.getvalue()
+
+
 def _npy() -> bytes:
     made = io.BytesIO()
     np.save(made, np.zeros(3))
@@ -493,6 +564,16 @@ def _npy() -> bytes:
     ("content", "form", "code"),
     [
         *((pickle.dumps(_Loaded(), protocol=n), "pickle", "artifact.pickle") for n in range(6)),
+        *((pickle.dumps(each, protocol=n), "pickle", "artifact.pickle") for n in (0, 1) for each in _OLD),
+        (_legacy(2), "pickle", "artifact.pickle"),
+        (_legacy(0), "pickle", "artifact.pickle"),
+        (taped("pickle", pickle.dumps(_Loaded())), "torch", "artifact.pickle"),
+        (taped("model/weights.pkl", pickle.dumps(_Loaded())), "torch", "artifact.pickle"),
+        (taped("readme.txt", b"hello"), "tar", "artifact.format"),
+        (taped("readme.txt", b"hello")[:600].replace(b"0000005", b"7777777"), "tar", "artifact.format"),
+        (b"N., a text that begins like one", "pickle", "artifact.pickle"),
+        (b"(see below) is a text, and no program", "other", "artifact.format"),
+        (b"I am a text\nand no whole number", "other", "artifact.format"),
         (zipped("archive/data.pkl", pickle.dumps(_Loaded())), "torch", "artifact.pickle"),
         (zipped("x.npy", _npy()), "npz", "artifact.format"),
         (zipped("readme.txt", b"hello"), "archive", "artifact.format"),

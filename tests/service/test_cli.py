@@ -14,6 +14,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from service import app
+from service.audits_cli import _stands
 from service.cli import main, stint
 from service.client import Stint
 from service.settings import Settings
@@ -368,3 +369,10 @@ def test_an_audit_is_planned_listed_and_shown(capsys: pytest.CaptureFixture[str]
     assert as_json(capsys, "audits", "show", planned["id"])["status"] == "queued"
     assert said(capsys, "audits", "show", planned["id"]).startswith(f"{planned['id']}: queued. Audit 1 of 'dp-sgd'")
     assert "has these audits" in complaint(capsys, "audits", "start", "clinic", "dp-sgd", code=1)
+
+
+def test_an_audit_says_how_it_stands() -> None:
+    done = {"step": 1200, "steps": 3000}
+    assert _stands({"status": "running", "verdict": None, "progress": done}) == "running, 1,200 of 3,000 samples"
+    assert _stands({"status": "concluded", "verdict": "violation", "progress": done}) == "violation"
+    assert _stands({"status": "failed", "verdict": None, "progress": done}) == "failed"

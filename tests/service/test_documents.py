@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from prometheus_client.metrics import MetricWrapperBase
 
 from accountant.audit import checklist
 from accountant.audit.findings import RULES
@@ -20,6 +21,7 @@ from accountant.audit.manifests import STATEMENTS, manifest_from
 from accountant.certificates import REASONS
 from service import audit_cli, pre_release, settings
 from service.errors import PROBLEMS
+from service.metrics import Metrics
 from service.operations.jobs import ERRORS
 from service.operations.keys import ROLES
 from service.store import tables
@@ -47,6 +49,17 @@ def test_the_settings_page_lists_every_setting_with_its_default(checkout: Path) 
         least, most = (str(limits.get(each.name, "")) for limits in (settings.LEAST, settings.MOST))
         default = f"`{each.default}`" if str(each.default) else "empty"
         declared.append([f"`{each.metadata['variable']}`", default, least, most, each.metadata["meaning"]])
+    assert listed == declared
+
+
+def test_the_metrics_page_lists_every_metric_with_its_labels(checkout: Path) -> None:
+    listed = rows((checkout / "docs" / "metrics.md").read_text(encoding="utf-8"))
+    counters = [each for each in vars(Metrics()).values() if isinstance(each, MetricWrapperBase)]
+    declared = []
+    for each in counters:
+        [described] = each.describe()
+        name = described.name + ("_total" if described.type == "counter" else "")
+        declared.append([f"`{name}`", ", ".join(each._labelnames), described.documentation])
     assert listed == declared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from accountant.audit.verdicts import confidence_of
+from service.cli import main
 from service.sweeper import rescue
 from tests.service import work
+from tests.service.fixtures_behaviour import serving
 from tests.service.harness import Caller, Local, in_process, local
 from tests.service.work import data, ended, job, worker
 
@@ -101,6 +104,7 @@ def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     assert refuted["lower_bound"]["epsilon_lower"] > refuted["promise"]["epsilon"]
     assert refuted["promise"]["by"] == "paper"
     assert refuted["blocks"]
+    assert (refuted["webhook"]["status"], proved["webhook"]) == ("waiting", None)  # nobody is told: no address is set
     assert call.ok("GET", f"/v1/populations/{population}")["status"] == "frozen"
     assert kinds(call, population) == ["audit.planned"] * 2 + ["audit.concluded"] * 2
     call.verify(population)
@@ -112,6 +116,42 @@ def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     assert [each["id"] for each in rest["items"]] == [first]
     assert rest["next"] is None
     assert call.ok("GET", f"/v1/audits?population={population}&status=failed")["items"] == []
+
+
+def test_how_far_an_audit_is_can_be_seen_while_it_runs(house: Local, call: Caller) -> None:
+    population = call.population(count=60, epsilon=2.0, delta=1e-5)
+    identity = plan(call, population, "l2dp-ml-as-published", SOLVED, samples=1500)
+    process = worker(house.parts, "--once")
+    halfway = until(call, identity, lambda found: found["progress"]["step"] > 0 or found["status"] == "concluded")
+    assert halfway["status"] == "running"
+    assert 0 < halfway["progress"]["step"] < halfway["progress"]["steps"] == halfway["samples"] == 1500
+    later = until(call, identity, lambda found: found["progress"]["step"] > halfway["progress"]["step"])
+    ended(process)
+    assert later["progress"]["steps"] == 1500
+    found = audit(call, identity)
+    assert (found["status"], found["progress"]) == ("concluded", {"step": 1500, "steps": 1500})
+
+
+def test_the_command_line_waits_and_exits_by_what_was_found(
+    house: Local, call: Caller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    population = call.population(count=60, epsilon=2.0, delta=1e-5)
+    with serving(house.parts) as url:
+        monkeypatch.setenv("STINT_URL", url)
+        monkeypatch.setenv("STINT_KEY", call.key)
+        process = worker(house.parts)
+        words = ("audits", "start", population, "--wait", "--samples")
+        try:
+            assert main([*words, "300", "dp-sgd", ONE_STEP, "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+            assert main([*words, "200", "l2dp-ml-as-published", SOLVED]) == 1
+            shown = capsys.readouterr().out
+        finally:
+            process.terminate()
+            ended(process)
+    assert (found["verdict"], found["progress"]) == ("consistent", {"step": 300, "steps": 300})
+    assert "violation. The promise of" in shown
+    assert "waiting, 0 tries" in shown
 
 
 def test_a_violation_blocks_proposals_and_jobs_until_it_is_lifted(house: Local, call: Caller) -> None:

@@ -22,7 +22,7 @@ from service.sweeper import rescue
 from tests.service import work
 from tests.service.harness import Caller, Local, local
 from tests.service.terminal import command, lines_until, short_folder, stop
-from tests.service.work import data, ended, job, statuses, until, worker
+from tests.service.work import attempts, data, ended, job, statuses, until, worker
 
 pytestmark = pytest.mark.slow
 
@@ -257,7 +257,7 @@ def test_a_running_job_is_cancelled_and_its_worker_goes_on(alone: Local, tmp_pat
     try:
         running = until(call, made["id"], lambda now: now["progress"]["step"] == 1)
         assert running["status"] == "running"
-        child = psutil.Process(process.pid).children()
+        child = attempts(process)
         assert len(child) == 1
         cancelled = call.ok("POST", f"/v1/jobs/{made['id']}/cancel")
         assert cancelled["status"] == "cancelled"
@@ -286,7 +286,8 @@ def test_a_worker_that_is_killed_at_any_moment_leaves_one_commit_or_none(alone: 
 
     first = worker(house.parts, "--queue", "kill", planted=f"gate={tmp_path / 'gate'}")
     until(call, identity, lambda now: now["progress"]["step"] == 1)
-    children = psutil.Process(first.pid).children()
+    children = psutil.Process(first.pid).children(recursive=True)
+    assert len(children) == 2  # the attempt, and what it was forked from
     first.kill()
     ended(first)
     _, alive = psutil.wait_procs(children, timeout=work.SECONDS)
@@ -359,14 +360,16 @@ def test_a_zombie_can_neither_commit_nor_publish(alone: Local, where: str) -> No
 @pytest.mark.usefixtures("hand")
 def test_two_workers_on_one_queue_run_every_job_once(house: Local, call: Caller, population: str, uri: Path) -> None:
     other = worker(house.parts)
+    assert other.stderr is not None
+    assert "Waiting for jobs" in other.stderr.readline()  # or the first would have done it all
     try:
-        made = [call.ok("POST", "/v1/jobs", job(population, uri))["id"] for _ in range(3)]
+        made = [call.ok("POST", "/v1/jobs", job(population, uri))["id"] for _ in range(6)]
         found = [until(call, each, lambda now: now["status"] not in {"queued", "running"}) for each in made]
     finally:
         other.terminate()
         said = ended(other)
     assert other.returncode == 0, said
-    assert [(each["status"], each["attempt"]) for each in found] == [("committed", 1)] * 3
+    assert [(each["status"], each["attempt"]) for each in found] == [("committed", 1)] * 6
     for each in made:
         assert statuses(call, each) == [("queued", 0, None), ("running", 1, None), ("committed", 1, None)]
     assert len({each["worker"] for each in found}) <= 2

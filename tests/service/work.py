@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 
 from service.api.context import Parts
 from tests.service.harness import ROOT, Caller
@@ -75,6 +76,11 @@ def worker(parts: Parts, *words: str, planted: str = "", **variables: str) -> su
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def attempts(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The attempts that a worker runs: forked from the process that it keeps for that."""
+    return [each for nursery in psutil.Process(process.pid).children() for each in nursery.children()]
 
 
 def ended(process: subprocess.Popen[str]) -> str:

@@ -1,0 +1,145 @@
+"""What was charged to one datapoint, entry by entry, with how it stood after each. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import text
+
+from accountant import book as ledger_book
+from accountant.canonical import from_canonical
+from accountant.filters import Cost
+from accountant.ledger import LIFELONG
+from service.errors import Problem
+from service.operations import statements
+from service.operations.readings import finite
+from service.store.writer import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accountant.book import Book
+    from service.store.database import Database
+
+_BODIES = text(
+    "SELECT entry.body FROM entry JOIN population ON population.id = entry.population_id "
+    "WHERE population.name = :name AND entry.number = ANY(:numbers) ORDER BY entry.number"
+)
+_TIMES = text(
+    "SELECT entry.number, entry.at FROM entry JOIN population ON population.id = entry.population_id "
+    "WHERE population.name = :name AND entry.number = ANY(:numbers)"
+)
+_POLICIES = text(
+    "SELECT entry.at, entry.body FROM entry JOIN population ON population.id = entry.population_id "
+    "WHERE population.name = :name AND entry.number <= :upto AND entry.kind IN ('population.created', 'policy.changed')"
+    " ORDER BY entry.number"
+)
+MOST_STEPS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An entry that moved the balance of a datapoint; `spent` and `held` are how it stood after it."""
+
+    number: int
+    at: str
+    release: str
+    became: str  # held, committed, expired or voided
+    spent: float
+    held: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The step as an answer."""
+        return {
+            "entry": self.number,
+            "at": self.at,
+            "release": self.release,
+            "became": self.became,
+            "spent": finite(self.spent),
+            "held": finite(self.held),
+        }
+
+
+def bodies(database: Database, book: Book, ordinal: int) -> list[dict[str, Any]]:
+    """The entries of releases that may have touched a datapoint, oldest first."""
+    if ordinal >= book.size:
+        raise Problem("not-found", f"{book.name!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
+    numbers = [release.number for release in statements.touching(book, ordinal)]
+    with database.transaction() as connection:
+        rows = connection.execute(_BODIES, {"name": book.name, "numbers": numbers})
+        return [from_canonical(bytes(body)) for body in rows.scalars()]
+
+
+def life(
+    database: Database, book: Book, ordinal: int, documents: Sequence[dict[str, Any]], *, ledger: str = LIFELONG
+) -> list[Step]:
+    """How a datapoint's balance in a ledger moved, by the filter of now; `documents` are its `bodies`.
+
+    Holds count from the entry that made them; a commit or an expiry turns them into spent, a void takes them back.
+    """
+    moves: list[tuple[int, str, str, Cost]] = []
+    for document in documents:
+        touch = statements.touch_of(book, document, ordinal)
+        if touch is None:
+            continue
+        release = book.releases[document["release"]]
+        cost = ledger_book.spending_of(document, touch).get(ledger)
+        if cost is None:
+            continue
+        moves.append((release.number, "held", release.id, cost))
+        if release.resolved is not None:
+            moves.append((release.resolved, release.status, release.id, cost))
+    times = times_of(database, book.name, [number for number, *_ in moves])
+    budget = book.rules.ledgers[ledger]
+    committed, holds = budget.nothing, dict[str, Cost]()
+    steps = []
+    for number, became, release_id, cost in sorted(moves, key=lambda move: move[0]):
+        if became == "held":
+            holds[release_id] = cost
+        else:
+            del holds[release_id]
+            if became != "voided":
+                committed += cost
+        spent = budget.meter(committed)
+        with_holds = budget.meter(Cost.sum([committed, *holds.values()]))
+        held = with_holds - spent if math.isfinite(with_holds) else with_holds
+        steps.append(Step(number=number, at=times[number], release=release_id, became=became, spent=spent, held=held))
+    return steps
+
+
+def times_of(database: Database, population: str, numbers: Sequence[int]) -> dict[int, str]:
+    """When these entries were made."""
+    with database.transaction() as connection:
+        rows = connection.execute(_TIMES, {"name": population, "numbers": list(set(numbers))})
+        return {row.number: stamp(row.at) for row in rows}
+
+
+def budgets(database: Database, book: Book) -> list[tuple[str, float]]:
+    """The ε of every policy, and since when: what a life was measured against at a time."""
+    with database.transaction() as connection:
+        rows = connection.execute(_POLICIES, {"name": book.name, "upto": book.number}).all()
+    return [(stamp(row.at), from_canonical(bytes(row.body))["policy"]["budget"]["epsilon"]) for row in rows]
+
+
+def against(steps: Sequence[Step], budgets: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    """What was spent and held against the budget of each time: a reading wherever one of the three moved.
+
+    Of a very long life the newest part is given, from a reading that sums up what came before.
+    """
+    moments: list[tuple[str, int, Step | float]] = [(at, 0, epsilon) for at, epsilon in budgets]
+    moments += [(step.at, step.number, step) for step in steps]
+    shown: list[dict[str, Any]] = []
+    spent, held, budget = 0.0, 0.0, budgets[0][1]
+    for at, _, moved in sorted(moments, key=lambda each: each[:2]):
+        if isinstance(moved, Step):
+            spent, held = moved.spent, moved.held
+        else:
+            budget = moved
+        reading = {"at": at, "spent": finite(spent), "held": finite(held), "budget": budget}
+        if shown and shown[-1]["at"] == at:
+            shown[-1] = reading
+        else:
+            shown.append(reading)
+    return shown[-MOST_STEPS:]

@@ -1,0 +1,75 @@
+"""Versions of a policy with their differences, and what a new one would have denied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.operations import policies
+from service.operations.populations import new_version
+from tests.service.harness import Caller, Local
+
+
+@pytest.fixture
+def population(call: Caller) -> str:
+    """Three releases: two on everybody, which add up, and one on a few."""
+    name = call.population(count=100, epsilon=2.0, delta=1e-6)
+    for start, stop, epsilon in ((0, 100, 0.3), (0, 100, 0.5), (0, 10, 0.4)):
+        made = call.propose(name, ({"ranges": [[start, stop]]}, {"kind": "pure_dp", "epsilon": epsilon}))
+        call.ok("POST", f"/v1/releases/{made['id']}/commit", {})
+    return name
+
+
+def preview(service: Local, population: str, **changes: Any) -> dict[str, Any]:
+    with service.parts.books.read(population) as book:
+        return policies.preview(service.parts.database, book, changes)
+
+
+def test_a_lower_budget_would_have_denied_what_went_beyond_it(service: Local, population: str) -> None:
+    assert [len(preview(service, population, epsilon=each)["would_have_denied"]) for each in (2.0, 1.0, 0.6, 0.1)] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+    found = preview(service, population, epsilon=1.0)
+    assert found["changes"] == [{"what": "ε for life", "from": "2", "to": "1"}]
+    assert found["already_over"] == 10
+    assert found["looked_at"] == 3
+    assert found["would_have_denied"][0]["datapoints"] == 10
+    assert found["would_have_denied"][0]["reasons"] == ["It brought somebody to ε = 1.2."]
+
+
+def test_readings_and_the_gate_agree_on_what_is_beyond(service: Local, population: str) -> None:
+    """What is concluded from recorded readings is what the gate says when it is asked again."""
+    with service.parts.books.read(population) as book:
+        for epsilon in (0.2, 0.3, 0.5, 0.8, 1.0, 1.2, 1.5):
+            new = new_version(book, epsilon=epsilon)
+            replayed = policies._replayed(service.parts.database, population, new)
+            found, _ = policies.would_have_denied(service.parts.database, population, now=book.policy, new=new)
+            assert {each.number for each in found} == set(replayed)
+
+
+def test_a_lower_delta_is_judged_by_the_gate(service: Local, call: Caller) -> None:
+    name = call.population(count=10, epsilon=2.0, delta=1e-5)
+    call.propose(name, ({"ranges": [[0, 10]]}, {"kind": "gaussian", "noise_multiplier": 4.0}))
+    assert preview(service, name, delta=5e-6)["would_have_denied"] == []
+    assert len(preview(service, name, delta=1e-30)["would_have_denied"]) == 1
+
+
+def test_versions_say_what_changed_and_why(service: Local, call: Caller, population: str) -> None:
+    call.ok("PUT", f"/v1/populations/{population}/policy", {"reason": "the board", "epsilon": 1.5})
+    changed = {"reason": "a trial", "accepts": ["proved", "claimed"], "findings": {"warning": "deny"}}
+    call.ok("PUT", f"/v1/populations/{population}/policy", changed)
+    third, second, first = policies.versions(service.parts.database, population)
+    assert [each["version"] for each in (first, second, third)] == [1, 2, 3]
+    assert (first["reason"], first["changes"]) == (None, [])
+    assert (second["reason"], second["changes"]) == ("the board", [{"what": "ε for life", "from": "2", "to": "1.5"}])
+    assert {each["what"]: each["to"] for each in third["changes"]} == {
+        "accepted mechanisms": "proved or claimed",
+        "findings: warning": "deny",
+    }
+
+
+def test_findings_that_a_version_denies_are_reasons(service: Local, population: str) -> None:
+    found = preview(service, population, findings={"warning": "deny"})["would_have_denied"]
+    assert len(found) == 3
+    assert all("(" in reason for each in found for reason in each["reasons"])

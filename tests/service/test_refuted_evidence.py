@@ -1,0 +1,97 @@
+"""Once an audit has refuted a mechanism, no document promises what was made by it, until the violation is lifted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from accountant.audit.verdicts import confidence_of
+from service.api.context import Parts
+from service.operations import empirical
+from service.store.writer import Operation
+from tests.service.harness import Caller
+
+SGD = {
+    "name": "dp-sgd",
+    "parameters": {"noise_multiplier": 4.0, "sampling_probability": 0.1, "steps": 4, "clip_norm": 1.0},
+}
+
+
+def violated(call: Caller, parts: Parts, population: str) -> str:
+    asked = {"population": population, "mechanism": "dp-sgd", "audit": "weights after one step", "samples": 1000}
+    planned = call.ok("POST", "/v1/audits", asked)
+    begun = empirical.begin(parts.database, planned["id"], worker="tests", lease_seconds=60)
+    assert begun is not None
+    found = {
+        "epsilon_lower": 2 * planned["promise"]["epsilon"], "delta": planned["promise"]["delta"],
+        "confidence": confidence_of(1), "method": "clopper_pearson", "samples": 750,
+        "assumptions": ["independent runs"], "attainable": 50.0,
+    }  # fmt: skip
+    decide = empirical.conclude(audit=planned["id"], token=begun.token, found={"bounds": [found], "roc": []})
+    operation = Operation(population=population, actor="tests", decide=decide, uses_sql=True)
+    parts.writer.submit(operation).result(60)
+    identity: str = planned["id"]
+    return identity
+
+
+def predicate(call: Caller, release: str) -> dict[str, Any]:
+    envelope = call("GET", f"/v1/releases/{release}/certificate")
+    assert call.ok("POST", "/v1/verify", json.loads(envelope.content))["outcome"] == "genuine"
+    found: dict[str, Any] = json.loads(base64.b64decode(envelope.json()["payload"]))["predicate"]
+    return found
+
+
+def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(call: Caller, parts: Parts) -> None:
+    population = call.population(count=60, epsilon=2.0, delta=1e-5)
+    asked = {"population": population, "scope": {"ranges": [[0, 60]]}, "mechanism": SGD}
+    release = call.ok("POST", "/v1/releases", asked)["id"]
+    call.ok("POST", f"/v1/releases/{release}/commit", {})
+    before = predicate(call, release)
+    assert before["guarantee"]["release"]["bound"] == before["guarantee"]["lifelong"]["bound"] == "upper"
+    assert "violations" not in before
+    assert call.ok("GET", f"/v1/populations/{population}")["promise"]["proof_status"] == "proved"
+
+    audit = violated(call, parts, population)
+    after = predicate(call, release)
+    for each in after["guarantee"].values():
+        assert (each["proof_status"], each["bound"], each["epsilon_upper"]) == ("refuted", "none", None)
+    assert [(each["audit"], each["lifted"]) for each in after["violations"]] == [(audit, False)]
+    promise = call.ok("GET", f"/v1/populations/{population}")["promise"]
+    assert (promise["proof_status"], promise["bound"]) == ("refuted", "none")
+    said = call("GET", f"/v1/populations/{population}/datapoints/3/statement?format=text").text
+    assert "An audit found that the promise does not hold" in " ".join(said.split())
+    assert "upper bound" not in said
+    for path in (f"/v1/populations/{population}/report", f"/v1/releases/{release}/report"):
+        report = call.ok("GET", path)["report"]
+        assert audit in report["bounds"]
+        assert [(each["audit"], each["verdict"], each["blocks"]) for each in report["audits"]] == [
+            (audit, "violation", True)
+        ]
+        assert report["promise"]["epsilon_upper"] is None
+        assert report["policies"][0]["text"].endswith("Findings that deny a release: error.")
+        assert [each["kind"] for each in report["decisions"][0]["events"]] == ["repeated"]
+        page = call("GET", f"{path}?format=html").text
+        assert f"Audit <code>{audit}</code>" in page
+
+    call.ok("PUT", f"/v1/populations/{population}/policy", {"reason": "mended", "lift": [audit]})
+    lifted = predicate(call, release)
+    assert lifted["guarantee"] == before["guarantee"]
+    assert [(each["audit"], each["lifted"]) for each in lifted["violations"]] == [(audit, True)]
+    assert call.ok("GET", f"/v1/populations/{population}")["promise"]["bound"] == "upper"
+    call.verify(population)
+
+
+def test_a_violation_of_what_was_never_used_changes_no_promise(call: Caller, parts: Parts) -> None:
+    population = call.population(count=60, epsilon=2.0, delta=1e-5)
+    violated(call, parts, population)
+    assert call.ok("GET", f"/v1/populations/{population}")["promise"]["proof_status"] == "proved"
+
+
+def test_policies_that_accept_less_than_proofs_show_in_the_promise(call: Caller) -> None:
+    population = call.population(count=10)
+    policy = f"/v1/populations/{population}/policy"
+    call.ok("PUT", policy, {"reason": "to compare", "accepts": ["proved", "claimed"]})
+    call.ok("PUT", policy, {"reason": "enough", "accepts": ["proved"]})
+    promise = call.ok("GET", f"/v1/populations/{population}")["promise"]
+    assert (promise["proof_status"], promise["bound"]) == ("claimed", "none")  # what was accepted may have left
