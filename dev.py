@@ -37,6 +37,7 @@ bench  run one benchmark, or all of them"""
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 11)
 FOLDER = ".venv"
+PAGES = "tests/dashboard"  # tests in a browser
 EXTRA = "dev"  # of pyproject.toml: what the service, the checks and the benchmarks need, all of it
 COVERAGE_PERCENT = 95
 INSTALL_SECONDS = 15 * 60
@@ -119,7 +120,12 @@ def steps(python: Path, tier: str, pytest_arguments: Sequence[str]) -> list[Step
     selection = {"quick": ["-m", "not slow and not full"], "default": ["-m", "not full"], "full": []}[tier]
     # The whole suite uses all cores and is measured; a selection starts sooner without either.
     measured = tier != "quick" and not pytest_arguments
-    measure = ["-n", "auto", "--dist", "worksteal", "--cov", f"--cov-fail-under={COVERAGE_PERCENT}"]
+    spread = ["-n", "auto", "--dist", "worksteal"]
+    measure = [*spread, "--cov", f"--cov-fail-under={COVERAGE_PERCENT}"]
+    # The workers use all cores already; threads inside of them would wait for each other.
+    variables = {"STINT_HYPOTHESIS": tier, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # A browser is driven by an event loop that stays with its process, where other tests could have none of theirs.
+    pages = Step("pages", "A page did not pass", (*module, "pytest", *selection, *spread, PAGES), variables)
     return [
         Step(
             "format",
@@ -129,12 +135,15 @@ def steps(python: Path, tier: str, pytest_arguments: Sequence[str]) -> list[Step
         Step("lint", "ruff found fault with the code", (*module, "ruff", "check")),
         Step("types", "mypy found a type error", (*module, "mypy")),
         Step("layers", "An import crosses a layer", (str(python.with_name("lint-imports")), "--no-logo")),
+        *([] if pytest_arguments else [pages]),
         Step(
             "tests",
             "The tests did not pass" + (f", or branch coverage fell below {COVERAGE_PERCENT} %" if measured else ""),
-            (*module, "pytest", *selection, *(measure if measured else []), *pytest_arguments),
-            # The workers use all cores already; threads inside of them would wait for each other.
-            {"STINT_HYPOTHESIS": tier, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            (
+                *(*module, "pytest", *selection, *(measure if measured else [])),
+                *(pytest_arguments or [f"--ignore={PAGES}"]),
+            ),
+            variables,
         ),
     ]
 

@@ -84,7 +84,7 @@ def main() -> None:
         folder = Path(name)
         with embedded(folder / "postgres") as url:
             verdicts = throughput(folder, url)
-            with started(_stint, folder, url) as (address, key):
+            with started(stint, folder, url) as (address, key):
                 verdicts += flat(address, key)
                 verdicts += large(address, key, url)
     print("\nTargets")
@@ -124,7 +124,7 @@ class Load:
 
 def throughput(folder: Path, url: str) -> list[str]:
     """Answers per second of both services, in turns."""
-    with started(_stint, folder, url) as (address, key), started(_bare, folder, url) as (bare_address, _):
+    with started(stint, folder, url) as (address, key), started(_bare, folder, url) as (bare_address, _):
         populations = [f"load-{number}" for number in range(DISJOINT)]
         client = Client(address, key)
         for name in populations:
@@ -496,7 +496,7 @@ def _wait_for(address: str) -> None:
             return
 
 
-def _stint(told: Connection, folder: Path, url: str) -> None:
+def stint(told: Connection, folder: Path, url: str) -> None:
     """The service with its defaults; its log goes to a file."""
     sys.stderr = (folder / "stint.log").open("a")
     settings = Settings(database_url=url, data=folder, port=0)

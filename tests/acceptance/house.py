@@ -99,13 +99,13 @@ class House:
 @contextmanager
 def house(data: Path) -> Iterator[House]:
     """Started as `python3 dev.py run` starts it, but for the demo, with a backbone that jobs may name."""
-    with short_folder() as folder:
+    with short_folder() as folder, (folder / "errors").open("w", encoding="utf-8") as errors:
         (folder / "inputs").mkdir()
         weights = data / "efficientnet_lite0" / "efficientnet-lite0-57934424.pth"
         backbones = folder / "backbones.toml"
         backbones.write_text(f'[backbones.efficientnet-lite0]\nweights = "{weights}"\nsize = 48\n', encoding="utf-8")
         variables = {"OMP_NUM_THREADS": "1", "STINT_BACKBONES": str(backbones)}
-        process = command(folder, "run", "--no-demo", "--json", variables=variables)
+        process = command(folder, "run", "--no-demo", "--json", variables=variables, errors=errors)
         try:
             started = json.loads(lines_until(process, "started")[0])
             with Stint(started["url"], started["key"]) as client:

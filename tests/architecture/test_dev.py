@@ -133,7 +133,12 @@ def test_tiers_choose_tests_and_coverage(
     tier: str, arguments: list[str], expected: list[str], absent: list[str]
 ) -> None:
     *earlier, last = dev.steps(Path("python"), tier, arguments)
-    assert [step.name for step in earlier] == ["format", "lint", "types", "layers"]
+    # A browser has a process of its own; a selection of tests says itself whether pages are among them.
+    pages = [] if arguments else ["pages"]
+    assert [step.name for step in earlier] == ["format", "lint", "types", "layers", *pages]
+    for step in earlier[4:]:
+        assert set(expected) - {"--cov-fail-under=95"} <= set(step.command)
+        assert not set(absent) & set(step.command)
     assert last.variables["STINT_HYPOTHESIS"] == tier
     assert set(expected) <= set(last.command)
     assert not set(absent) & set(last.command)

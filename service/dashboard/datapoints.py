@@ -1,0 +1,127 @@
+"""Datapoint: what has been released about this one person?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from accountant.guarantees import Guarantee
+from service.api import datapoints as datapoints_api
+from service.api.context import Service
+from service.api.populations import Population
+from service.dashboard import charts
+from service.dashboard.pages import HEADERS, Asked, action, address, mirror
+from service.dashboard.populations import over_time
+from service.dashboard.sessions import utc_now
+from service.dashboard.visitors import as_in
+from service.errors import Problem
+from service.operations import datapoints, lives, statements
+from service.operations.keys import Actor
+from service.operations.readings import finite
+from service.schemas import Key
+from service.store.writer import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+router = APIRouter()
+Visitor = Annotated[Actor, as_in(datapoints_api.get, datapoints_api.lookup)]
+PAGE: Final = 100
+
+
+def _shown(
+    population: Population,
+    parts: Service,
+    _actor: Visitor,
+    ordinal: Annotated[int | None, Query(ge=0, lt=2**32)] = None,
+    before: Annotated[int | None, Query(ge=1, le=2**53, description="entries before this one")] = None,
+) -> dict[str, Any]:
+    """One datapoint, or only the question which."""
+    with parts.books.read(population) as book:
+        known: dict[str, Any] = {"population": population, "unit": book.unit, "datapoints": book.size, "ordinal": None}
+        if ordinal is None:
+            return known
+        documents = lives.bodies(parts.database, book, ordinal)
+        steps = lives.life(parts.database, book, ordinal, documents)
+        shown = datapoints.shown(book, ordinal, [])
+        del shown["charges"]
+        by_release = {document["release"]: document for document in documents}
+        budget = book.policy.budget
+        history = lives.against(steps, lives.budgets(parts.database, book))
+        holds = [step for step in reversed(steps) if step.became == "held"]
+        listed = [step for step in holds if before is None or step.number < before]
+        items = []
+        for step in listed[:PAGE]:
+            release = book.releases[step.release]
+            items.append(
+                {
+                    "release": release.id,
+                    "entry": step.number,
+                    "at": step.at,
+                    "status": release.status,
+                    "kind": release.kind,
+                    "mechanism": release.mechanism,
+                    "tasks": sorted(release.tasks),
+                    "epsilon_alone": statements.alone(book, by_release[release.id], ordinal),
+                    "total_after": finite(step.spent + step.held),
+                }
+            )
+        touched = {step.release for step in steps}
+        return {
+            **known,
+            **shown,
+            "at": stamp(utc_now()),
+            "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+            "odds": Guarantee(
+                epsilon=book.promise.epsilon, delta=book.promise.delta, unit=book.unit, adjacency=book.adjacency,
+                proof_status=book.proof_status,
+            ).odds(),
+            "releases": len(touched),
+            "left": sum(book.releases[name].status in {"committed", "expired"} for name in touched),
+            "held": sum(book.releases[name].status == "held" for name in touched),
+            "voided": sum(book.releases[name].status == "voided" for name in touched),
+            "items": items,
+            "next": listed[PAGE - 1].number if len(listed) > PAGE else None,
+            "history": history if steps else [],
+        }  # fmt: skip
+
+
+def _draw(data: Mapping[str, Any]) -> dict[str, Any]:
+    if not data.get("history"):
+        return {"steps": None}
+    now: datetime = over_time([data["history"][-1] | {"at": data["at"]}])[0].at
+    title = f"Spent and held of {data['unit']} {data['ordinal']:,}, over time"
+    return {"steps": charts.step_chart(name="steps", title=title, readings=over_time(data["history"]), until=now)}
+
+
+@action(
+    router,
+    "/populations/{population}/datapoint",
+    title=lambda data: (
+        "Look up one datapoint" if data["ordinal"] is None else f"{data['unit'].title()} {data['ordinal']:,}"
+    ),
+    question="What has been released about this one person?",
+    template="datapoint.html",
+    data=_shown,
+    draw=_draw,
+)
+async def look_up(asked: Asked) -> RedirectResponse:
+    """By key, which travels in the body, since addresses are logged; or by ordinal. Nothing is changed."""
+    population, key, given = asked.shown["population"], asked.form.text("key"), asked.form.text("ordinal")
+    if key is not None:
+        wanted = Key(key=key)
+        digest = datapoints.digest(asked.parts.secrets.datapoints, population, wanted.key)
+        ordinal = await run_in_threadpool(datapoints.find, asked.parts.database, population, digest)
+    elif given is not None and given.isascii() and given.isdigit() and int(given) < 2**32:
+        ordinal = int(given)
+    else:
+        raise Problem("invalid", "Give a key, or an ordinal: a whole number from 0.", "key")
+    to = address(f"/populations/{population}/datapoint", ordinal=ordinal)
+    return RedirectResponse(to, status_code=303, headers=dict(HEADERS))
+
+
+mirror(router, "/populations/{population}/datapoint/{ordinal}/statement", datapoints_api.statement)

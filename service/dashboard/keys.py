@@ -1,0 +1,103 @@
+"""Keys: who may come in."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
+
+from service.api import keys as keys_api
+from service.api.context import Service
+from service.api.keys import KeyId
+from service.dashboard.decisions import idempotency, must_be_confirmed
+from service.dashboard.pages import Asked, Data, Done, action, page, rendered
+from service.dashboard.visitors import as_in
+from service.errors import NotFound, Problem
+from service.operations import keys
+from service.operations.keys import ROLES, Actor
+from service.schemas import NewKey
+
+router = APIRouter()
+Reader = Annotated[Actor, as_in(keys_api.list_all)]
+Maker = Annotated[Actor, as_in(keys_api.create)]
+Revoker = Annotated[Actor, as_in(keys_api.revoke, keys_api.list_all)]
+#: What each role may do, in a sentence.
+MAY = {
+    "pipeline": "propose, commit and void releases, and submit jobs",
+    "officer": "see everything, change policies, freeze populations, settle holds",
+    "auditor": "see everything, and plan audits",
+    "worker": "run jobs",
+    "admin": "everything, keys included",
+}
+
+
+@page(router, "/keys", title="Keys", question="Who may come in?", template="keys.html")
+def every(parts: Service, actor: Reader, cursor: Annotated[str | None, Query(max_length=1000)] = None) -> Data:
+    """Oldest first, without their secrets."""
+    return {**keys_api.list_all(parts, actor, limit=100, cursor=cursor), "own": actor.id, "may": MAY, "query": {}}
+
+
+def new(_actor: Maker) -> Data:
+    """What a key may be for."""
+    return {"roles": [{"name": name, "may": MAY[name]} for name in ROLES]}
+
+
+@action(
+    router,
+    "/keys/new",
+    title="A new key",
+    question="Who should come in, and what may they do?",
+    template="key_new.html",
+    data=new,
+)
+async def made(asked: Asked) -> Any:
+    """A key whose secret is shown on this answer and nowhere else."""
+    days = asked.form.number("expires_in_days")
+    wanted = NewKey.model_validate(
+        {"name": asked.form.text("name") or "", "roles": asked.form.texts("roles"), "expires_in_days": days}
+    )
+    create = partial(
+        keys.create_once,
+        asked.parts.database,
+        idempotency(asked),
+        name=wanted.name,
+        roles=wanted.roles,
+        expires_in_days=wanted.expires_in_days,
+    )
+    answer = await run_in_threadpool(create)
+    return rendered(
+        asked.request,
+        "key_made.html",
+        title="A new key",
+        question="Shown once: copy it now.",
+        data={},
+        key=answer.document,
+    )
+
+
+def revoking(key: KeyId, parts: Service, actor: Revoker) -> Data:
+    """The key that would be revoked."""
+    found = keys.listed(parts.database, after=key[:-1], limit=50)
+    shown = next((each for each in found if each["id"] == key), None)
+    if shown is None:
+        raise NotFound("key", key)
+    return {**shown, "own": actor.id}
+
+
+@action(
+    router,
+    "/keys/{key}/revoke",
+    title="Revoke a key",
+    question="What would follow?",
+    template="key_revoke.html",
+    data=revoking,
+)
+async def revoked(asked: Asked) -> Done:
+    """Within two seconds it opens nothing any more."""
+    must_be_confirmed(asked)
+    if asked.shown["id"] == asked.actor.id:
+        raise Problem("conflict", "This is the key that you are signed in with: revoke it under another one.")
+    await run_in_threadpool(keys.revoke, asked.parts.database, asked.shown["id"])
+    return Done(notice=f"Key {asked.shown['name']} opens nothing any more.", to="/keys")

@@ -1,0 +1,207 @@
+"""Overview: are we inside our promises today?"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from weakref import WeakKeyDictionary
+
+from fastapi import APIRouter, Query
+from pyroaring import BitMap
+from sqlalchemy import text
+
+from service.api import populations as populations_api
+from service.api.context import Parts, Service
+from service.cursors import cursor_of, number_from
+from service.dashboard.pages import page
+from service.dashboard.sessions import utc_now
+from service.dashboard.visitors import as_in
+from service.operations import readings
+from service.operations.keys import Actor
+from service.store.writer import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from accountant.book import Book
+
+router = APIRouter()
+Visitor = Annotated[Actor, as_in(populations_api.list_all)]
+PAGE: Final = 50
+HOLDS_SHOWN, FINDINGS_SHOWN = 8, 8
+LOW: Final = 0.1  # of the budget: below, a population is running low
+_MOST_POPULATIONS: Final = 10_000
+_HEADS = text("SELECT name, number, hash FROM population ORDER BY name LIMIT :most")
+_HOLDS = text(
+    "SELECT hold.release, population.name, hold.expires_at FROM hold "
+    "JOIN population ON population.id = hold.population_id "
+    "WHERE hold.expires_at IS NOT NULL ORDER BY hold.expires_at LIMIT :most"
+)
+_CHECKPOINT = text("SELECT number, at FROM checkpoint ORDER BY number DESC LIMIT 1")
+_SERIOUS: Final = frozenset({"error", "warning"})
+_MATTERS: Final = frozenset({"held", "committed", "expired"})
+
+
+class _Glances:
+    """What was seen of each population, as long as nothing was added to its ledger."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._seen: WeakKeyDictionary[Parts, dict[str, tuple[bytes, dict[str, Any]]]] = WeakKeyDictionary()
+
+    def of(self, parts: Parts, name: str, head: bytes) -> dict[str, Any]:
+        with self._lock:
+            known = self._seen.setdefault(parts, {}).get(name)
+        if known is not None and known[0] == head:
+            return known[1]
+        with parts.books.read(name) as book:
+            found = glance(book)
+            head = book.chain.link.hash
+        with self._lock:
+            self._seen[parts][name] = head, found
+        return found
+
+
+_GLANCES = _Glances()
+
+
+def glance(book: Book) -> dict[str, Any]:
+    """A population in a line: how its worst-off datapoint stands, and what needs somebody's eye."""
+    budget = book.policy.budget
+    over = sum(
+        datapoints
+        for history, datapoints in book.ledger.cohorts.sizes()
+        if not budget.admits(readings.standing(budget, history))
+    )
+    worst = readings.worst_off(book, BitMap(range(book.size))) if book.size else None
+    found: dict[str, dict[str, Any]] = {}
+    flagged = 0
+    for release in reversed(book.releases.values()):
+        serious = [each for each in release.findings if each[1] in _SERIOUS] if release.status in _MATTERS else []
+        flagged += bool(serious)
+        for code, severity in serious:
+            new = {"code": code, "severity": severity, "releases": 0, "release": release.id, "at": release.at}
+            found.setdefault(code, new)["releases"] += 1
+    promise = book.promise
+    kept = all(promise.admits(readings.standing(promise, history)) for history, _ in book.ledger.cohorts.sizes())
+    available = budget.epsilon if worst is None or worst["available"] is None else worst["available"]
+    return {
+        "name": book.name,
+        "status": book.status,
+        "unit": book.unit,
+        "datapoints": book.size,
+        "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+        "promise": {"epsilon": promise.epsilon, "delta": promise.delta},
+        "worst_off": worst,
+        "share_available": min(1.0, available / budget.epsilon),
+        "standing": "exhausted" if available <= 0 else "low" if available < LOW * budget.epsilon else "inside",
+        "over_policy": over,
+        "promise_kept": kept,
+        "open_holds": sum(release.status == "held" for release in book.releases.values()),
+        "flagged": flagged,
+        "findings": list(found.values()),
+        "violations": [
+            {
+                "audit": audit.id,
+                "mechanism": audit.mechanism,
+                "sentence": audit.sentence,
+                "admitted": sum(
+                    release.mechanism == audit.mechanism and release.status in _MATTERS
+                    for release in book.releases.values()
+                ),
+            }
+            for audit in book.audits.values()
+            if audit.verdict == "violation" and audit.id not in book.policy.lifted
+        ],
+        "entries": book.number,
+    }
+
+
+@page(
+    router,
+    "/overview",
+    title="Overview",
+    question="Are we inside our promises today?",
+    template="overview.html",
+)
+def overview(
+    parts: Service, _actor: Visitor, cursor: Annotated[str | None, Query(max_length=1000)] = None
+) -> dict[str, Any]:
+    """Populations by least available, open findings, holds about to expire, and when the ledger was verified."""
+    first = number_from(cursor) or 0
+    with parts.database.transaction() as connection:
+        heads = connection.execute(_HEADS, {"most": _MOST_POPULATIONS}).all()
+        holds = connection.execute(_HOLDS, {"most": HOLDS_SHOWN}).all()
+        signed = connection.execute(_CHECKPOINT).one_or_none()
+    seen = [_GLANCES.of(parts, row.name, bytes(row.hash)) for row in heads]
+    seen.sort(key=lambda each: (each["share_available"], each["name"]))
+    findings = [{"population": each["name"], **finding} for each in seen for finding in each["findings"]]
+    findings.sort(key=lambda finding: (finding["severity"] != "error", -finding["releases"], finding["code"]))
+    verified = {each["name"]: parts.verified.get(each["name"]) for each in seen}
+    return {
+        "at": stamp(utc_now()),
+        **_answer(seen, [name for name, said in verified.items() if said is not None and not said["ok"]]),
+        "populations": [{**each, "verified": verified[each["name"]]} for each in seen[first : first + PAGE]],
+        "populations_in_all": len(seen),
+        "next": cursor_of({"number": first + PAGE}) if len(seen) > first + PAGE else None,
+        "findings": findings[:FINDINGS_SHOWN],
+        "findings_in_all": len(findings),
+        "violations": [{"population": each["name"], **found} for each in seen for found in each["violations"]],
+        "holds": [
+            {"release": row.release, "population": row.name, "expires_at": stamp(row.expires_at)} for row in holds
+        ],
+        "checkpoint": None if signed is None else {"number": signed.number, "at": stamp(signed.at)},
+    }
+
+
+def _answer(seen: Sequence[dict[str, Any]], broken: Sequence[str]) -> dict[str, Any]:
+    """Yes or no, and what stands beside it, in sentences."""
+    if not seen:
+        return {"answer": "none", "sentence": "Nothing has been promised yet: there are no populations.", "beside": []}
+    disproved = [(each["name"], found) for each in seen for found in each["violations"]]
+    used = [(name, found) for name, found in disproved if found["admitted"]]
+    reasons = []
+    if not_kept := [each["name"] for each in seen if not each["promise_kept"]]:
+        reasons.append(f"in {_names(not_kept)} more was charged to somebody than was promised")
+    if broken:
+        reasons.append(f"the ledger of {_names(broken)} did not verify")
+    if used:
+        mechanisms = sorted({found["mechanism"] for _, found in used})
+        reasons.append(
+            f"an audit disproved {_names(mechanisms)}, by which {_names([name for name, _ in used])} released"
+        )
+    people = sum(each["datapoints"] for each in seen)
+    where = f"the population {seen[0]['name']}" if len(seen) == 1 else f"all {len(seen):,} populations"
+    if reasons:
+        answer, sentence = "no", f"Not for certain: {'; '.join(reasons)}."
+    else:
+        answer = "yes"
+        sentence = f"Yes. In {where}, everything released about each of {people:,} datapoints is within its promise."
+    beside = []
+    low = [each["name"] for each in seen if each["standing"] == "low"]
+    out = [each["name"] for each in seen if each["standing"] == "exhausted"]
+    if out:
+        beside.append(f"Some of {_names(out)} have nothing left: no release that touches them is admitted.")
+    if low:
+        beside.append(
+            f"{_names(low)} {'is' if len(low) == 1 else 'are'} running low: somebody has less than a tenth left."
+        )
+    over = [each for each in seen if each["over_policy"]]
+    if over:
+        people = sum(each["over_policy"] for each in over)
+        where = _names([each["name"] for each in over])
+        beside.append(
+            f"{people:,} datapoints of {where} have more behind them than the policy of now allows: nothing more is "
+            "released about them."
+        )
+    if unused := sorted({found["mechanism"] for _, found in disproved if not found["admitted"]}):
+        beside.append(f"An audit disproved {_names(unused)}, by which nothing was released; it is blocked there.")
+    frozen = [each["name"] for each in seen if each["status"] == "frozen"]
+    if frozen:
+        beside.append(f"{_names(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen: nothing is released from there.")
+    return {"answer": answer, "sentence": sentence, "beside": beside}
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = list(names[:3]) + ([f"{len(names) - 3:,} more"] if len(names) > 3 else [])
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

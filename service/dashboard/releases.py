@@ -1,0 +1,245 @@
+"""Releases: what left the house, and what did it cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from sqlalchemy import text
+
+from accountant.canonical import from_canonical
+from service.api import certificates as certificates_api
+from service.api import releases as releases_api
+from service.api import reports as reports_api
+from service.api.context import Parts, Service, decide
+from service.api.populations import Population
+from service.api.releases import ReleaseId
+from service.cursors import cursor_of, number_from
+from service.dashboard import labels
+from service.dashboard.pages import Asked, Done, action, mirror, page
+from service.dashboard.visitors import as_in
+from service.errors import Problem
+from service.operations import audits, certificates, jobs, releases, reports, statements
+from service.operations.keys import Actor
+from service.schemas import Artifact, Commit, Void
+
+router = APIRouter()
+PAGE: Final = 50
+Visitor = Annotated[Actor, as_in(releases_api.list_all)]
+OneVisitor = Annotated[Actor, as_in(releases_api.get)]
+Settler = Annotated[Actor, as_in(releases_api.commit, releases_api.void)]
+Status = Annotated[Literal["", "held", "denied", "committed", "expired", "voided"], Query()]
+Kind = Annotated[Literal["", "weights", "labels", "prototypes", "window_model", "other"], Query()]
+_DECIDED = text(
+    "SELECT release.id, entry.body FROM release JOIN entry USING (population_id, number) "
+    "WHERE release.id = ANY(:releases)"
+)
+_ENTRIES = text("SELECT number, hash, body FROM entry WHERE release = :release ORDER BY number LIMIT 200")
+
+
+@page(
+    router,
+    "/populations/{population}/releases",
+    title="Releases",
+    question="What left the house, and what did it cost?",
+    template="releases.html",
+)
+def listed(
+    population: Population,
+    parts: Service,
+    _actor: Visitor,
+    status: Status = "",
+    kind: Kind = "",
+    task: Annotated[str, Query(max_length=200)] = "",
+    mechanism: Annotated[str, Query(max_length=200)] = "",
+    finding: Annotated[str, Query(max_length=100)] = "",
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> dict[str, Any]:
+    """Newest first."""
+    with parts.books.read(population) as book:
+        items, following = releases.page(
+            book,
+            status=status or None,
+            kind=kind or None,
+            task=task or None,
+            mechanism=mechanism or None,
+            finding=finding or None,
+            before=number_from(cursor),
+            limit=PAGE,
+        )
+        counts: dict[str, int] = {}
+        mechanisms: set[str] = set()
+        findings: set[str] = set()
+        for release in book.releases.values():
+            counts[release.status] = counts.get(release.status, 0) + 1
+            findings.update(code for code, _ in release.findings)
+            if release.mechanism is not None:
+                mechanisms.add(release.mechanism)
+    costs = epsilons(parts, [each["id"] for each in items])
+    return {
+        "population": population,
+        "filter": {"status": status, "kind": kind, "task": task, "mechanism": mechanism, "finding": finding},
+        "counts": counts,
+        "mechanisms": sorted(mechanisms),
+        "findings": sorted(findings),
+        "items": [{**each, "epsilon": costs[each["id"]]} for each in items],
+        "next": None if following is None else cursor_of({"number": following}),
+    }
+
+
+def epsilons(parts: Parts, listed: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """From where to where each of these brought the worst-off, as its decision said."""
+    with parts.database.transaction() as connection:
+        rows = connection.execute(_DECIDED, {"releases": list(listed)}).all()
+    return {row.id: from_canonical(bytes(row.body))["decision"]["epsilon"] for row in rows}
+
+
+# ---------------------------------------------------------------- one of them
+
+
+@page(
+    router,
+    "/releases/{release}",
+    title=lambda data: f"Release {data['id']}",
+    question="What was asked, what was decided and why, and what became of it?",
+    template="release.html",
+)
+def one(release: ReleaseId, parts: Service, actor: OneVisitor) -> dict[str, Any]:
+    """The decision with its reasons, what was charged, what happened when, its labels, findings and certificate."""
+    return _one(release, parts, actor)
+
+
+def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
+    body = releases_api.body_of(parts, release)
+    population = releases_api.owner_of(parts, release)
+    found = audits.findings_of(audits.bodies(parts.database, release))
+    with parts.books.read(population) as book:
+        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, findings=found)
+        known = book.releases[release]
+        timeline = _timeline(parts, release, book)
+        return {
+            **shown,
+            "unit": book.unit,
+            "adjacency": book.adjacency,
+            "entry": known.number,
+            "outcome": "admitted" if body["kind"] == "release.held" else "denied",
+            "proof_status": statements.surety(book, body),
+            "timeline": timeline,
+            "leans_on": sorted(known.leans_on),
+            "leaned_on_by": book.leaning(release),
+            "labels": next(iter(labels.of_releases(parts, [release])), None),
+            "has_certificate": known.status in certificates.CERTIFIED,
+            "job": jobs.of_release(parts.database, release),
+            "may_settle": known.status == "held"
+            and known.expires_at is not None
+            and (known.actor == actor.id or actor.has("officer")),
+        }
+
+
+def _timeline(parts: Parts, release: str, book: Any) -> list[dict[str, Any]]:
+    """Every entry of the ledger about it, in words."""
+    with parts.database.transaction() as connection:
+        rows = connection.execute(_ENTRIES, {"release": release}).all()
+    found = []
+    for row in rows:
+        document = from_canonical(bytes(row.body))
+        found.append(
+            {
+                "number": row.number,
+                "hash": bytes(row.hash).hex(),
+                "at": document["at"],
+                "actor": document["actor"],
+                "kind": document["kind"],
+                "text": reports.entry_in_words(book, document),
+                "reason": document.get("reason"),
+            }
+        )
+    return found
+
+
+@page(
+    router,
+    "/releases/{release}/engines",
+    title="Engines side by side",
+    question="What does each way of accounting prove of this release alone?",
+    template="engines.html",
+)
+def engines(release: ReleaseId, parts: Service, _actor: OneVisitor) -> dict[str, Any]:
+    """At the δ of the budget. An engine may take a second, so the release's own page does not wait for it."""
+    body = releases_api.body_of(parts, release)
+    population = releases_api.owner_of(parts, release)
+    with parts.books.read(population) as book:
+        budget, adjacency, unit = book.policy.budget, book.adjacency, book.unit
+        status = statements.surety(book, body)
+    return {
+        "population": population,
+        "release": release,
+        "delta": budget.delta,
+        "adjacency": adjacency,
+        "unit": unit,
+        "proof_status": status,
+        "engines": releases.engines(body, delta=budget.delta, adjacency=adjacency),
+    }
+
+
+mirror(router, "/releases/{release}/certificate", certificates_api.certificate, filename="{release}.certificate.json")
+mirror(router, "/releases/{release}/report", reports_api.of_release)
+
+
+# ---------------------------------------------------------------- settling a hold
+
+
+def _settling(release: ReleaseId, parts: Service, actor: Settler) -> dict[str, Any]:
+    """The hold that would be settled."""
+    found = _one(release, parts, actor)
+    if found["status"] != "held":
+        raise Problem("conflict", f"Release {release} is {found['status']}: there is no hold to settle.")
+    return found
+
+
+@action(
+    router,
+    "/releases/{release}/commit",
+    title="Say that it left",
+    question="Did this release leave the house?",
+    template="commit.html",
+    data=_settling,
+)
+async def commit(asked: Asked) -> Done:
+    """What was held is spent, for good."""
+    digest, uri = asked.form.text("sha256"), asked.form.text("uri")
+    artifact = None if digest is None else Artifact(sha256=digest, uri=uri)
+    done = Commit(artifact=artifact, reason=_reason(asked))
+    release, population = asked.shown["id"], asked.shown["population"]
+    operation = releases_api.committing(release, done, asked.actor)
+    await decide(asked.request, asked.parts, asked.actor, population, operation, asked.form.once)
+    return Done(notice="The release is committed: what it held is spent.", to=f"/releases/{release}")
+
+
+@action(
+    router,
+    "/releases/{release}/void",
+    title="Say that nothing left",
+    question="Is it certain that nothing of this release left the house?",
+    template="void.html",
+    data=_settling,
+)
+async def void(asked: Asked) -> Done:
+    """The hold is gone, as if it had never been."""
+    if not asked.form.ticked("certain"):
+        raise Problem(
+            "invalid", "A hold is voided only by whoever is certain that nothing left: tick the box.", "certain"
+        )
+    why = Void(reason=_reason(asked))
+    release, population = asked.shown["id"], asked.shown["population"]
+    operation = releases.void(release=release, reason=why.reason, evidence=None, by=asked.actor)
+    await decide(asked.request, asked.parts, asked.actor, population, operation, asked.form.once)
+    return Done(notice="The hold is voided: its budget is available again.", to=f"/releases/{release}")
+
+
+def _reason(asked: Asked) -> str:
+    reason = asked.form.text("reason")
+    if reason is None:
+        raise Problem("invalid", "A reason is needed: it is written into the ledger.", "reason")
+    return reason

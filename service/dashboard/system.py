@@ -1,0 +1,108 @@
+"""System: is the machine healthy?"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from sqlalchemy import Connection, text
+
+from service.api import populations as populations_api
+from service.api.context import Parts, Service
+from service.dashboard.pages import Data, page
+from service.dashboard.sessions import utc_now
+from service.dashboard.visitors import as_in
+from service.dashboard.words import plural
+from service.operations import jobs
+from service.operations.keys import Actor
+from service.printed import moment
+from service.store.database import heads
+from service.store.writer import stamp
+
+router = APIRouter()
+Reader = Annotated[Actor, as_in(populations_api.list_all)]
+_OVERDUE = text(
+    "SELECT count(*) AS holds, min(expires_at) AS since FROM hold "
+    "WHERE expires_at < CAST(:now AS timestamptz) - make_interval(secs => :patience)"
+)
+_CHECKPOINT = text("SELECT number, at FROM checkpoint ORDER BY number DESC LIMIT 1")
+_NEWEST = text("SELECT max(at) FROM entry")
+_SIZES = text("SELECT count(*) AS populations, coalesce(sum(number), 0) AS entries FROM population")
+_SERVER = text("SELECT current_setting('server_version') AS version, pg_database_size(current_database()) AS bytes")
+
+
+@page(router, "/system", title="System", question="Is the machine healthy?", template="system.html")
+def system(request: Request, parts: Service, _actor: Reader) -> Data:
+    """Health, version, migrations, what the sweeper has left undone, and the age of the last checkpoint."""
+    now = utc_now()
+    with parts.database.transaction() as connection:
+        known, there = heads(connection)
+        checks = [
+            _check(
+                "writer", parts.writer.is_alive, "Decisions are made.", "A writer has stopped: start the service again."
+            ),
+            _check(
+                "database",
+                known == there,
+                f"PostgreSQL answers, and has the migrations of this version ({', '.join(there)}).",
+                f"The database is at {', '.join(there) or 'nothing'}, and this version wants {', '.join(known)}: run "
+                "`stint migrate`.",
+            ),
+            _swept(connection, parts, now),
+            _signed(connection, parts, now),
+        ]
+        sizes = connection.execute(_SIZES).one()
+        server = connection.execute(_SERVER).one()
+    return {
+        "is_healthy": all(each["ok"] for each in checks),
+        "checks": checks,
+        "version": request.app.version,
+        "postgresql": {"version": server.version, "bytes": int(server.bytes)},
+        "populations": int(sizes.populations),
+        "entries": int(sizes.entries),
+        "jobs": jobs.counts(parts.database),
+        "public_key": parts.secrets.public_key.hex(),
+        "settings": {
+            "sweep_seconds": parts.settings.sweep_seconds,
+            "checkpoint_seconds": parts.settings.checkpoint_seconds,
+        },
+    }
+
+
+def _check(name: str, ok: bool, good: str, bad: str) -> dict[str, Any]:  # noqa: FBT001 - a verdict, not a mode
+    return {"name": name, "ok": ok, "text": good if ok else bad}
+
+
+def _swept(connection: Connection, parts: Parts, now: datetime) -> dict[str, Any]:
+    """The sweeper works if no hold has been due for much longer than it takes to look."""
+    patience = 3 * parts.settings.sweep_seconds + 10
+    row = connection.execute(_OVERDUE, {"now": now, "patience": patience}).one()
+    return _check(
+        "sweeper",
+        not row.holds,
+        "No hold that ran out waits to be expired.",
+        f"The sweeper is late: {plural(row.holds, 'hold')} ran out and still counts as held, since "
+        f"{_moment(row.since)}. Nothing is lost by that.",
+    )
+
+
+def _signed(connection: Connection, parts: Parts, now: datetime) -> dict[str, Any]:
+    """The last checkpoint is as young as it should be, or nothing has happened since."""
+    row = connection.execute(_CHECKPOINT).one_or_none()
+    newest = connection.execute(_NEWEST).scalar_one_or_none()
+    if row is None:
+        return _check(
+            "checkpoint", newest is None, "There is nothing to sign yet.", "No checkpoint has been signed yet."
+        )
+    behind = 0.0 if newest is None or newest <= row.at else (now - row.at).total_seconds()
+    return _check(
+        "checkpoint",
+        behind <= 3 * parts.settings.checkpoint_seconds + 60,
+        f"Checkpoint {row.number:,} was signed on {_moment(row.at)}.",
+        f"Checkpoint {row.number:,} is the last, of {_moment(row.at)}, and entries came after it.",
+    )
+
+
+def _moment(at: datetime | None) -> str:
+    return "now" if at is None else moment(stamp(at))

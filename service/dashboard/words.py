@@ -1,0 +1,155 @@
+"""How values are written on pages: numbers with a direction, times, counts, and states as words with an icon."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any, Final
+
+from markupsafe import Markup, escape
+
+from service.printed import down, moment, up
+
+#: Every state that a page shows: its word, its tone (a colour, never alone) and its icon.
+STATES: Final[dict[str, tuple[str, str, str]]] = {
+    # releases
+    "held": ("held", "warn", "clock"),
+    "committed": ("committed", "good", "check"),
+    "denied": ("denied", "bad", "cross"),
+    "voided": ("voided", "plain", "dash"),
+    "expired": ("expired into spent", "warn", "clock"),
+    "admitted": ("admitted", "good", "check"),
+    # populations
+    "open": ("open", "good", "check"),
+    "frozen": ("frozen", "warn", "pause"),
+    "closed": ("closed", "plain", "dash"),
+    # findings
+    "error": ("error", "bad", "cross"),
+    "warning": ("warning", "warn", "bang"),
+    "note": ("note", "plain", "dash"),
+    # audits
+    "consistent": ("consistent", "good", "check"),
+    "violation": ("violation", "bad", "cross"),
+    "inconclusive": ("inconclusive", "warn", "bang"),
+    # mechanisms
+    "proved": ("proved", "good", "check"),
+    "claimed": ("claimed", "warn", "bang"),
+    "refuted": ("refuted", "bad", "cross"),
+    # jobs, and audits under way
+    "queued": ("queued", "plain", "clock"),
+    "running": ("running", "warn", "clock"),
+    "failed": ("failed", "bad", "cross"),
+    "cancelled": ("cancelled", "plain", "dash"),
+    "concluded": ("concluded", "good", "check"),
+    "abandoned": ("abandoned", "plain", "dash"),
+    # promises and ledgers
+    "inside": ("inside", "good", "check"),
+    "low": ("running low", "warn", "bang"),
+    "exhausted": ("exhausted", "bad", "cross"),
+    "verified": ("verified", "good", "check"),
+    "not verified": ("not verified yet", "warn", "bang"),
+    "broken": ("does not verify", "bad", "cross"),
+    "genuine": ("genuine", "good", "check"),
+    "not genuine": ("not genuine", "bad", "cross"),
+    # keys
+    "valid": ("valid", "good", "check"),
+    "revoked": ("revoked", "plain", "dash"),
+}
+
+_ICONS: Final[dict[str, str]] = {
+    "check": '<path d="M3.5 8.5l3 3 6-7"/>',
+    "cross": '<path d="M4 4l8 8M12 4l-8 8"/>',
+    "dash": '<path d="M3.5 8h9"/>',
+    "clock": '<circle cx="8" cy="8" r="6"/><path d="M8 4.5V8l2.5 2"/>',
+    "bang": '<path d="M8 2.5v7M8 12.4v.6"/>',
+    "pause": '<path d="M5.5 3.5v9M10.5 3.5v9"/>',
+}
+
+
+def icon(name: str) -> Markup:
+    """A small drawing beside a word; for readers of the word alone it is not there."""
+    drawing = Markup(_ICONS[name])  # noqa: S704 - a literal of this file
+    return Markup('<svg class="icon" viewBox="0 0 16 16" aria-hidden="true" focusable="false">{}</svg>').format(drawing)
+
+
+def state(name: str, *, word: str | None = None) -> Markup:
+    """A state as word, icon and colour. One that this version does not know is shown as the word that it is."""
+    words, tone, drawing = STATES.get(name, (name, "plain", "dash"))
+    return Markup('<span class="state {}">{} {}</span>').format(tone, icon(drawing), word or words)
+
+
+def count(value: int | None) -> str:
+    """A number of things."""
+    return "–" if value is None else f"{value:,}"
+
+
+def plural(value: int, one: str, many: str | None = None) -> str:
+    """So many of something.
+
+    >>> plural(1, "release"), plural(1200, "release"), plural(0, "entry", "entries")
+    ('1 release', '1,200 releases', '0 entries')
+    """
+    return f"{value:,} {one if value == 1 else many or one + 's'}"
+
+
+def when(text: str | None) -> Markup:
+    """A time of the ledger, to the minute; machines and a pointer find all of it."""
+    if text is None:
+        return Markup("–")
+    return Markup('<time datetime="{}">{}</time>').format(text, f"{text[:10]} {text[11:16]}")
+
+
+def since(text: str, now: datetime) -> str:
+    """How long ago, or how far ahead, roughly and in words.
+
+    >>> since("2026-01-02T00:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    '2 days ago'
+    >>> since("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    'in 6 hours'
+    """
+    seconds = (now - datetime.fromisoformat(text)).total_seconds()
+    size, unit = next(((length, name) for length, name in _LENGTHS if abs(seconds) >= length), (1.0, "second"))
+    amount = plural(int(abs(seconds) // size), unit)
+    return f"{amount} ago" if seconds >= 0 else f"in {amount}"
+
+
+_LENGTHS: Final = (
+    (365.25 * 86_400, "year"),
+    (30.44 * 86_400, "month"),
+    (86_400, "day"),
+    (3600, "hour"),
+    (60, "minute"),
+)
+
+
+def short(text: str, length: int = 12) -> Markup:
+    """A digest or an id as long as a person reads it; all of it is there for a pointer and for copying."""
+    if len(text) <= length:
+        return code(text)
+    return Markup('<code class="short" title="{}">{}…</code>').format(text, text[:length])
+
+
+def told(text: str, release: str | None) -> Markup:
+    """The words of an entry, with its release as a link and digests as long as a person reads them."""
+    pieces = []
+    for piece in _NAMED.split(text):
+        if piece == release:
+            pieces.append(Markup('<a href="/releases/{}">{}</a>').format(piece, short(piece, 14)))
+        else:
+            pieces.append(short(piece, 10) if _DIGEST.fullmatch(piece) else escape(piece))
+    return Markup().join(pieces)
+
+
+_NAMED: Final = re.compile(r"(rel_[0-9A-Z]{26}|\b[0-9a-f]{64}\b)")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def code(text: object) -> Markup:
+    """What is written as a machine writes it."""
+    return Markup("<code>{}</code>").format(escape(text))
+
+
+FILTERS: Final[dict[str, Any]] = {
+    "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
+    "state": state, "icon": icon, "short": short, "code": code, "told": told,
+}  # fmt: skip

@@ -1,0 +1,362 @@
+"""Charts are well-formed, say what they show, stay inside their drawing and keep the order of values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accountant.audit.verdicts import Verdict
+from service.dashboard import charts
+from service.dashboard.charts import Bin, Interval, Mark, Meter, Rates, Reading
+from service.dashboard.drawing import LETTER, apart, day, fitting, tag, ticks, time_ticks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from markupsafe import Markup
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+HOSTILE = '</text><script>alert(1)</script>" onload="x\' & \x00\u202etxet \ud800'
+bounds = st.one_of(st.none(), st.floats(min_value=0, max_value=1e6), st.sampled_from([math.inf, math.nan]))
+budgets = st.floats(min_value=1e-3, max_value=100)
+times = st.integers(min_value=0, max_value=10**8).map(lambda seconds: START + timedelta(seconds=seconds))
+names = st.one_of(st.text(max_size=300), st.just(HOSTILE))
+readings = st.lists(st.builds(Reading, at=times, spent=bounds, held=bounds, budget=budgets), max_size=12)
+verdicts: st.SearchStrategy[Verdict] = st.sampled_from(["consistent", "violation", "inconclusive"])
+bins = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 3), st.integers(0, 10**9)), max_size=30).map(
+    lambda found: [Bin(lower=lower, upper=lower + width, count=count) for lower, width, count in found]
+)
+meters = st.lists(
+    st.builds(Meter, label=names, spent=bounds, held=bounds, available=bounds, budget=budgets, link=st.just("/x")),
+    max_size=20,
+)
+intervals = st.lists(
+    st.builds(Interval, label=names, lower=bounds, promise=bounds, confidence=st.floats(0, 1), verdict=verdicts),
+    max_size=20,
+)
+rates = st.lists(st.builds(Rates, false_positive=st.floats(0, 1), true_positive=st.floats(0, 1)), max_size=20)
+
+
+def parsed(made: Markup) -> ET.Element:
+    return ET.fromstring(str(made))
+
+
+def svg(made: Markup) -> ET.Element:
+    found = parsed(made).find("svg")
+    assert found is not None
+    return found
+
+
+def rows(made: Markup) -> list[list[str]]:
+    return [["".join(cell.itertext()) for cell in row] for row in parsed(made).iter("tr")][1:]
+
+
+def places(drawing: ET.Element) -> Iterator[tuple[float, float]]:
+    """Every point of every mark."""
+    for mark in drawing.iter():
+        at = {name: float(value) for name, value in mark.attrib.items() if re.fullmatch(r"-?[\d.]+", value)}
+        match mark.tag:
+            case "line":
+                yield at["x1"], at["y1"]
+                yield at["x2"], at["y2"]
+            case "rect":
+                assert at["width"] >= 0
+                assert at["height"] >= 0
+                yield at["x"], at["y"]
+                yield at["x"] + at["width"], at["y"] + at["height"]
+            case "circle":
+                yield at["cx"], at["cy"]
+            case "text":
+                yield at["x"], at["y"]
+            case "path" if "M0 0 L0 5" not in mark.attrib["d"]:
+                yield from ((float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", mark.attrib["d"]))
+
+
+def is_sound(made: Markup) -> None:
+    """What holds of every chart, whatever it shows."""
+    whole, drawing = parsed(made), svg(made)
+    assert whole.tag == "figure"
+    wide, tall = map(float, drawing.attrib["viewBox"].split()[2:])
+    for x, y in places(drawing):
+        assert -0.02 <= x <= wide + 0.02
+        assert -0.02 <= y <= tall + 0.02
+    assert drawing.attrib["role"] == "img"
+    by_id = {each.attrib["id"]: each for each in whole.iter() if "id" in each.attrib}
+    named = [by_id[each] for each in drawing.attrib["aria-labelledby"].split()]
+    assert [each.tag for each in named] == ["title", "desc"]
+    assert all((each.text or "").strip() for each in named)
+    everything = list(whole.iter())
+    assert not any("style" in each.attrib for each in everything)
+    assert {each.tag for each in everything} <= {
+        "figure", "figcaption", "strong", "span", "svg", "title", "desc", "defs", "pattern", "path", "line", "rect",
+        "circle", "text", "details", "summary", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "a",
+    }  # fmt: skip
+    assert not any(name.startswith("on") for each in everything for name in each.attrib)
+    assert "nan" not in re.sub(r"<(title|desc|text|td|th|a|caption|span)\b.*?</\1>", "", str(made).lower())
+    str(made).encode()
+
+
+ALL = {
+    "step": lambda name: charts.step_chart(name="c", title=name, readings=[], until=START),
+    "forecast": lambda name: charts.forecast_chart(
+        name="c",
+        title=name,
+        readings=[Reading(at=START, spent=1.0, held=0.1, budget=2.0)],
+        now=START,
+        exhausted_at=START + timedelta(days=3),
+        refused=Mark(at=START + timedelta(days=2), label=name),
+    ),
+    "histogram": lambda name: charts.histogram(name="c", title=name, bins=[], budget=1.0),
+    "bars": lambda name: charts.bars(
+        name="c", title=name, meters=[Meter(label=name, spent=0.5, held=0.1, available=0.3, budget=1.0, link="/a?b=<")]
+    ),
+    "interval": lambda name: charts.interval_chart(
+        name="c",
+        title=name,
+        intervals=[Interval(label=name, lower=0.5, promise=1.0, confidence=0.97, verdict="consistent")],
+    ),
+    "curve": lambda name: charts.curve(name="c", title=name, epsilon=1.0, delta=1e-5, points=[]),
+}
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("name", [HOSTILE, "n" * 5_000, "", "ε ≤ 3", "عربي \u202e x"], ids=range(5))
+def test_names_are_words_and_nothing_else(kind: str, name: str) -> None:
+    made = ALL[kind](name or "–")
+    is_sound(made)
+    assert "<script" not in made
+    assert "\u202e" not in made
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_ids_are_told_apart_by_the_name_of_the_chart(kind: str) -> None:
+    made = parsed(ALL[kind]("x"))
+    assert all(re.fullmatch("c(-.*)?", each.attrib["id"]) for each in made.iter() if "id" in each.attrib)
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", 'a"', "a b", "a#"])
+def test_a_chart_has_a_name_that_can_be_an_id(name: str) -> None:
+    with pytest.raises(ValueError, match="name of a chart"):
+        charts.histogram(name=name, title="t", bins=[], budget=1.0)
+
+
+@pytest.mark.parametrize("link", ["https://elsewhere", "//elsewhere", "javascript:alert(1)", ""])
+def test_links_stay_in_the_service(link: str) -> None:
+    with pytest.raises(ValueError, match="leads out"):
+        charts.bars(name="c", title="t", meters=[Meter(label="a", spent=0, held=0, available=1, budget=1, link=link)])
+
+
+# ---------------------------------------------------------------- laws
+
+
+@given(found=readings, until=times)
+def test_step_charts_hold_whatever_is_read(found: list[Reading], until: datetime) -> None:
+    made = charts.step_chart(name="c", title="t", readings=found, until=until)
+    is_sound(made)
+    assert len(rows(made)) == len(found)
+
+
+@given(found=readings, now=times, end=st.one_of(st.none(), times), refused=st.one_of(st.none(), times))
+def test_forecasts_hold_whatever_is_read(
+    found: list[Reading], now: datetime, end: datetime | None, refused: datetime | None
+) -> None:
+    mark = None if refused is None else Mark(at=refused, label=HOSTILE)
+    made = charts.forecast_chart(name="c", title="t", readings=found, now=now, exhausted_at=end, refused=mark)
+    is_sound(made)
+    assert len(rows(made)) == (len(found) + (end is not None) if found else 0)
+
+
+@given(found=bins, budget=budgets)
+def test_histograms_hold_whatever_is_counted(found: list[Bin], budget: float) -> None:
+    made = charts.histogram(name="c", title="t", bins=found, budget=budget)
+    is_sound(made)
+    assert len(rows(made)) == len(found)
+    assert len(list(svg(made).iter("rect"))) == sum(each.count > 0 for each in found)
+
+
+@given(found=meters)
+def test_bars_hold_whatever_is_read(found: list[Meter]) -> None:
+    made = charts.bars(name="c", title="t", meters=found)
+    is_sound(made)
+    assert len(rows(made)) == len(found)
+
+
+@given(found=intervals)
+def test_intervals_hold_whatever_was_found(found: list[Interval]) -> None:
+    made = charts.interval_chart(name="c", title="t", intervals=found)
+    is_sound(made)
+    assert [row[-1] for row in rows(made)] == [each.verdict for each in found]
+
+
+@given(found=rates, epsilon=bounds, delta=st.one_of(st.floats(0, 1), st.just(math.nan)))
+def test_curves_hold_whatever_was_measured(found: list[Rates], epsilon: float | None, delta: float) -> None:
+    made = charts.curve(name="c", title="t", epsilon=epsilon, delta=delta, points=found)
+    is_sound(made)
+    assert len(rows(made)) == len(found)
+
+
+def spent_width(meter: Meter) -> float:
+    return next(
+        float(each.attrib["width"])
+        for each in svg(charts.bars(name="c", title="t", meters=[meter])).iter("rect")
+        if each.attrib["class"] == "chart-spent"
+    )
+
+
+@given(spent=st.floats(0, 10), more=st.floats(0, 10), budget=budgets)
+def test_more_spent_is_further_right(spent: float, more: float, budget: float) -> None:
+    less, greater = (
+        spent_width(Meter(label="a", spent=value, held=0.0, available=0.0, budget=budget))
+        for value in (spent, spent + more)
+    )
+    assert less <= greater
+    if spent < spent + more < budget and more > 0.01 * budget:
+        assert less < greater
+
+
+@given(spent=st.floats(0, 1), more=st.floats(0.02, 1))
+def test_more_spent_is_higher(spent: float, more: float) -> None:
+    def top(value: float) -> float:
+        both = [Reading(at=START, spent=each, held=0.0, budget=3.0) for each in (value,)]
+        made = svg(charts.step_chart(name="c", title="t", readings=both, until=START))
+        area = next(each for each in made.iter("path") if each.attrib.get("class") == "chart-spent")
+        return float(re.findall(r"M[\d.]+ ([\d.]+)", area.attrib["d"])[0])
+
+    assert top(spent + more) < top(spent)
+
+
+@given(few=st.integers(0, 10**6), more=st.integers(0, 10**6))
+def test_a_fuller_bin_is_no_lower_and_somebody_is_always_seen(few: int, more: int) -> None:
+    found = [Bin(lower=0, upper=1, count=few), Bin(lower=1, upper=2, count=few + more)]
+    made = svg(charts.histogram(name="c", title="t", bins=found, budget=2.0))
+    tall = [float(each.attrib["height"]) for each in made.iter("rect")]
+    assert tall == sorted(tall)
+    assert all(each >= 2 for each in tall)
+
+
+@given(lower=st.floats(0, 10), promise=st.floats(0, 10), shift=st.floats(0.2, 5), verdict=verdicts)
+def test_a_higher_bound_is_further_right(lower: float, promise: float, shift: float, verdict: Verdict) -> None:
+    found = [
+        Interval(label="a", lower=value, promise=promise, confidence=0.95, verdict=verdict)
+        for value in (lower, lower + shift)
+    ]
+    made = svg(charts.interval_chart(name="c", title="t", intervals=found))
+    left, right = (float(each.attrib["cx"]) for each in made.iter("circle"))
+    assert left < right
+
+
+@given(epsilon=st.floats(0, 20), delta=st.floats(0, 0.5), share=st.floats(0, 1))
+def test_no_mechanism_that_keeps_its_promise_leaves_the_frontier(epsilon: float, delta: float, share: float) -> None:
+    # Randomised response with a share of total failures is the worst (ε, δ) allows: its corner is on the frontier.
+    told = delta + (1 - delta) / (1 + math.exp(-epsilon))
+    wrong = (1 - delta) / (1 + math.exp(epsilon))
+    limit = charts.frontier(epsilon=epsilon, delta=delta)
+    assert limit[1].false_positive == pytest.approx(wrong, abs=1e-12)
+    assert limit[1].true_positive == pytest.approx(told, abs=1e-12)
+    inside = Rates(false_positive=share * wrong + (1 - share), true_positive=share * told + (1 - share))
+    assert inside.true_positive <= charts._allowed(inside.false_positive, epsilon, delta) + 1e-9
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def test_what_is_spent_is_rounded_up_and_what_is_found_down() -> None:
+    made = charts.bars(
+        name="c", title="t", meters=[Meter(label="a", spent=1.23401, held=None, available=0.99999, budget=2.5)]
+    )
+    assert rows(made) == [["a", "1.24", "∞", "0.999", "2.5"]]
+    audit = Interval(label="a", lower=0.99999, promise=1.00001, confidence=0.969999, verdict="consistent")
+    assert rows(charts.interval_chart(name="c", title="t", intervals=[audit])) == [
+        ["a", "0.999", "1.01", "96.99 %", "consistent"]
+    ]
+
+
+def test_what_is_not_known_is_not_available() -> None:
+    unknown = Meter(label="a", spent=math.nan, held=0.0, available=math.nan, budget=2.5)
+    assert rows(charts.bars(name="c", title="t", meters=[unknown])) == [["a", "∞", "0", "0", "2.5"]]
+
+
+def test_a_violation_is_said_in_words() -> None:
+    audit = Interval(label="a", lower=3.0, promise=1.0, confidence=0.97, verdict="violation")
+    made = charts.interval_chart(name="c", title="t", intervals=[audit])
+    assert "✗ violation" in made
+    assert "1 of 1 disprove a promise" in made
+
+
+def test_those_with_least_available_come_first_and_the_rest_is_in_the_table() -> None:
+    found = [
+        Meter(label=f"t{place}", spent=0.0, held=0.0, available=(place * 7 % 40) / 40, budget=1.0)
+        for place in range(40)
+    ]
+    made = charts.bars(name="c", title="t", meters=found)
+    told = [float(row[3]) for row in rows(made)]
+    assert told == sorted(told)
+    assert len(told) == 40
+    assert len(list(svg(made).iter("rect"))) == 3 * charts.BARS_DRAWN
+    assert "16 with least available of 40" in made
+
+
+def test_thinned_readings_are_never_lower_than_what_was_true() -> None:
+    found = [
+        Reading(at=START + timedelta(hours=place), spent=abs(math.sin(place)), held=0.0, budget=3.0)
+        for place in range(5_000)
+    ]
+    kept = charts.thinned(found)
+    assert len(kept) == charts.READINGS_DRAWN
+    assert kept[-1] == found[-1]
+    place = -1
+    for each in found:
+        while place + 1 < len(kept) and kept[place + 1].at <= each.at:
+            place += 1
+        assert kept[place].standing >= each.standing
+    assert "Of 5,000 readings" in charts.step_chart(name="c", title="t", readings=found, until=START)
+
+
+# ---------------------------------------------------------------- what they are drawn with
+
+
+@given(highest=st.floats(min_value=1e-9, max_value=1e12), most=st.integers(2, 9))
+def test_ticks_are_few_round_and_within(highest: float, most: int) -> None:
+    found = ticks(highest, most=most)
+    assert found[0] == 0
+    assert found[-1] <= highest * (1 + 1e-6)
+    assert len(found) <= most
+
+
+@given(start=times, seconds=st.integers(1, 3 * 10**9))
+def test_times_are_few_in_order_and_within(start: datetime, seconds: int) -> None:
+    stop = start + timedelta(seconds=seconds)
+    found = [at for at, _ in time_ticks(start, stop, most=4)]
+    assert found == sorted(set(found))
+    assert len(found) <= 4
+    assert all(start <= at <= stop for at in found)
+
+
+@given(found=st.lists(st.floats(0, 200), max_size=6))
+def test_labels_keep_apart_and_in_order(found: list[float]) -> None:
+    moved = apart(found, gap=LETTER + 2, lowest=0, highest=200)
+    assert all(-0.001 <= each <= 200.001 for each in moved)
+    order = sorted(range(len(found)), key=lambda place: (found[place], moved[place]))
+    spread = [moved[place] for place in order]
+    assert all(later - earlier >= LETTER + 2 - 0.001 for earlier, later in itertools.pairwise(spread))
+
+
+@given(words=st.text(max_size=100), width=st.floats(1, 400))
+def test_what_does_not_fit_is_cut(words: str, width: float) -> None:
+    assert len(fitting(words, width=width)) <= max(1, width / 6)
+
+
+def test_elements_escape_attributes_and_words() -> None:
+    assert tag("a", "<", title='"><x', href="/?a=1&b") == '<a title="&#34;&gt;&lt;x" href="/?a=1&amp;b">&lt;</a>'
+
+
+def test_days_are_written_in_words() -> None:
+    assert day(START) == "5 Jan 2026"

@@ -1,0 +1,184 @@
+"""The officer's five journeys, end to end in a browser: what somebody with five minutes comes for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from tests.dashboard.browser import Sight
+from tests.dashboard.house import CLINIC, PATIENT, House
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def officer(browser: Browser, house: House) -> Iterator[Sight]:
+    """A window of somebody with the key of an officer."""
+    opened = Sight.of(browser, "light", url=house.url, key=house.keys["officer"])
+    yield opened
+    opened.context.close()
+
+
+def test_find_the_population_in_trouble(officer: Sight) -> None:
+    page = officer.open("/overview")
+    first = page.locator("section[aria-labelledby=populations] tbody tr").first
+    assert CLINIC in first.inner_text() or "demo" in first.inner_text()
+    page.get_by_role("link", name=CLINIC, exact=True).first.click()
+    page.wait_for_url(f"**/populations/{CLINIC}/budget")
+    words = page.locator("main").inner_text()
+    assert "spent" in words
+    assert "available" in words
+    officer.is_content()
+
+
+def test_explain_why_a_release_was_denied(officer: Sight, house: House) -> None:
+    page = officer.open(f"/populations/{CLINIC}/releases?status=denied")
+    page.locator(f"a[href='/releases/{house.denied}']").first.click()
+    page.wait_for_url(f"**/releases/{house.denied}")
+    words = page.locator("main").inner_text()
+    assert "denied" in words
+    assert "would bring 50 datapoints" in words  # the reason
+    assert "would be admitted" in words  # the advice
+    officer.is_content()
+
+
+def test_tighten_a_policy(officer: Sight, house: House) -> None:
+    page = officer.open("/populations/trial/policy")
+    page.get_by_role("link", name="New version…").click()
+    page.get_by_label("ε for life").fill("0.5")
+    page.get_by_role("button", name="Preview").click()
+    page.wait_for_url("**/policy/change?**")
+    preview = page.locator("#preview")
+    preview.get_by_text("What changes").wait_for()
+    assert "ε for life" in preview.inner_text()
+    preview.get_by_label("Reason").fill("The board asked for more caution.")
+    preview.get_by_label(re.compile("I mean it")).check()
+    preview.get_by_role("button", name="Put version 2 into force").click()
+    page.wait_for_url("**/populations/trial/policy")
+    assert "Version 2 of the policy of trial is in force." in page.get_by_role("status").inner_text()
+    assert "The board asked for more caution." in page.locator("main").inner_text()
+    opened = {"Authorization": f"Bearer {house.key}"}
+    policy = httpx.get(f"{house.url}/v1/populations/trial/policy", headers=opened).json()
+    assert (policy["version"], policy["epsilon"]) == (2, 0.5)
+    last = httpx.get(f"{house.url}/v1/populations/trial/ledger/export", headers=opened).text.splitlines()[-1]
+    assert "The board asked for more caution." in last
+    officer.is_content()
+
+
+def test_print_the_quarterly_report(officer: Sight, house: House, tmp_path: Path) -> None:
+    page = officer.open(f"/populations/{CLINIC}/report")
+    page.locator("section[aria-labelledby=quarters] a").first.click()
+    page.wait_for_url("**/report?from=**")
+    page.get_by_role("link", name="Open the document to print").click()
+    page.wait_for_url("**/report/document?**")
+    officer.is_content()
+    officer.is_accessible()
+    assert page.locator("h1").inner_text() == f"Report on population {CLINIC}"
+    assert house.denied in page.locator("main").inner_text()
+    printed = tmp_path / "report.pdf"
+    page.pdf(path=printed, format="A4")
+    content = printed.read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert len(content) > 20_000
+
+
+def test_look_up_one_person(officer: Sight) -> None:
+    page = officer.open(f"/populations/{CLINIC}/datapoint")
+    page.get_by_label("By key").fill(PATIENT)
+    page.get_by_role("button", name="Look up").first.click()
+    page.wait_for_url("**/datapoint?**ordinal=17**")
+    assert PATIENT not in page.url
+    words = page.locator("main").inner_text()
+    assert "2 releases that left" in words
+    officer.is_content()
+    page.get_by_role("link", name="A statement in plain words").click()
+    page.wait_for_url("**/statement**")
+    officer.is_accessible()
+    assert "ε" in page.locator("main").inner_text()
+
+
+# ---------------------------------------------------------------- other actions
+
+
+def test_a_stranger_checks_a_certificate_and_learns_nothing_else(browser: Browser, house: House) -> None:
+    stranger = Sight.of(browser, "scriptless", url=house.url, key=None)
+    try:
+        page = stranger.open("/verify")
+        page.get_by_label("The file of a certificate").set_input_files(
+            {"name": "certificate.json", "mimeType": "application/json", "buffer": house.certificate}
+        )
+        page.get_by_role("button", name="Check it").click()
+        assert "genuine" in page.locator("#verdict h2").inner_text()
+        stranger.photograph("verify-genuine")
+        broken = house.certificate.replace(b"A", b"B", 1).decode()
+        page.get_by_label("Or its text").fill(broken)
+        page.get_by_role("button", name="Check it").click()
+        assert "broken" in page.locator("#verdict h2").inner_text()
+        assert page.locator("nav[aria-label=Site]").count() == 0
+        assert stranger.context.cookies() == []
+    finally:
+        stranger.context.close()
+
+
+def test_a_key_is_shown_once_and_revoked(sights: dict[str, Sight], house: House) -> None:
+    sight = sights["scriptless"]
+    page = sight.open("/keys/new")
+    page.get_by_label("Name").fill("for a journey")
+    page.locator("input[name=roles][value=auditor]").check()
+    page.get_by_role("button", name="Make the key").click()
+    secret = page.locator("code.secret").inner_text()
+    opened = {"Authorization": f"Bearer {secret}"}
+    assert httpx.get(f"{house.url}/v1/keys/self", headers=opened).json()["roles"] == ["auditor"]
+    page = sight.open("/keys")
+    assert secret not in page.content()
+    page.get_by_role("link", name="Revoke for a journey").click()
+    page.get_by_label("I mean it").check()
+    page.get_by_role("button", name="Revoke the key").click()
+    assert "opens nothing any more" in page.get_by_role("status").inner_text()
+
+
+def test_an_audit_is_scheduled_and_a_job_cancelled(sights: dict[str, Sight], house: House) -> None:
+    page = sights["light"].open("/audits/new?mechanism=dp-sgd&population=trial")
+    page.get_by_label("weights after one step", exact=False).first.check()
+    page.get_by_role("textbox", name="Samples").fill("500")
+    page.get_by_label(re.compile("I mean it")).check()
+    page.get_by_role("button", name="Schedule it").click()
+    page.wait_for_url("**/audits/aud_**")
+    assert "waits for a worker" in page.get_by_role("status").inner_text()
+    waiting = httpx.get(f"{house.url}/v1/jobs?status=queued", headers={"Authorization": f"Bearer {house.key}"}).json()[
+        "items"
+    ][0]["id"]
+    page = sights["light"].open(f"/jobs/{waiting}/cancel")
+    page.get_by_label("Reason").fill("Nobody needs it.")
+    page.get_by_label("I mean it").check()
+    page.get_by_role("button", name="Cancel the job").click()
+    page.wait_for_url(f"**/jobs/{waiting}")
+    assert "cancelled" in page.locator("main").inner_text()
+
+
+def test_a_population_is_frozen_for_a_reason_and_opened_again(sights: dict[str, Sight], house: House) -> None:
+    opened = {"Authorization": f"Bearer {house.key}"}
+    for to, button in (("frozen", "Freeze"), ("open", "Open")):
+        page = sights["scriptless"].open(f"/populations/pilot/status?to={to}")
+        page.get_by_label("Reason").fill(f"Made {to} by a test.")
+        page.get_by_label("I mean it").check()
+        page.get_by_role("button", name=button, exact=True).click()
+        assert httpx.get(f"{house.url}/v1/populations/pilot", headers=opened).json()["status"] == to
+    said = httpx.get(f"{house.url}/v1/populations/pilot/ledger/export", headers=opened).text
+    assert "Made frozen by a test." in said
+
+
+def test_a_form_from_elsewhere_is_refused(house: House) -> None:
+    form = {"reason": "x", "sure": "yes", "csrf": "x", "once": "x"}
+    for headers in ({}, {"Origin": "https://elsewhere.example"}, {"Origin": house.url}):
+        answer = httpx.post(f"{house.url}/populations/pilot/status?to=frozen", data=form, headers=headers)
+        assert answer.status_code in {401, 403}

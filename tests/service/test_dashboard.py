@@ -1,0 +1,285 @@
+"""Pages over HTTP: sessions, forged forms, roles, headers, JSON, and what a stranger sees. Browsers look elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from service.api import keys as keys_api
+from service.api import ledger as ledger_api
+from service.api.context import roles_of
+from service.dashboard import pages
+from service.operations import keys
+from tests.service.harness import Caller, Local
+from tests.service.test_reads import checksums
+
+HERE = {"Origin": "http://stint", "Accept": "text/html"}
+EVENT = {"kind": "pure_dp", "epsilon": 0.2}
+
+
+class Visitor:
+    """A browser without scripts, as far as the service can tell: cookies, forms, no key."""
+
+    def __init__(self, service: Local) -> None:
+        self._call = service.call
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=service.app), base_url="http://stint")
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        answer: httpx.Response = self._call.run(self.client.get(path, headers={"Accept": "text/html", **headers}))
+        return answer
+
+    def post(self, path: str, fields: dict[str, str], **headers: str) -> httpx.Response:
+        sent = {**HERE, "Content-Type": "application/x-www-form-urlencoded", **headers}
+        answer: httpx.Response = self._call.run(self.client.post(path, content=urlencode(fields), headers=sent))
+        return answer
+
+    def sign_in(self, key: str, **headers: str) -> httpx.Response:
+        return self.post("/sign-in", {"key": key, "next": "/overview"}, **headers)
+
+    def form(self, path: str) -> dict[str, str]:
+        """The hidden fields of the last form of a page."""
+        text = self.get(path).text
+        found = {}
+        for name in ("csrf", "once"):
+            found[name] = re.findall(rf'name="{name}" value="([^"]+)"', text)[-1]
+        return found
+
+
+@pytest.fixture
+def visitor(service: Local) -> Iterator[Visitor]:
+    made = Visitor(service)
+    yield made
+    service.call.run(made.client.aclose())
+
+
+@pytest.fixture
+def population(call: Caller) -> str:
+    name = call.population(count=40, epsilon=1.0)
+    call.ok("POST", f"/v1/populations/{name}/datapoints", {"keys": ["patient-ada"]})
+    call.ok("POST", f"/v1/populations/{name}/tasks", {"name": "t", "members": {"ranges": [[0, 30]]}})
+    return name
+
+
+def key_of(service: Local, *roles: str) -> dict[str, Any]:
+    return keys.create(service.parts.database, name="somebody", roles=roles)
+
+
+def test_a_stranger_is_led_to_the_sign_in_and_back(visitor: Visitor, population: str) -> None:
+    for path in (
+        "/overview",
+        f"/populations/{population}/budget",
+        f"/populations/{population}/ledger?kind=task.created",
+    ):
+        answer = visitor.get(path)
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/sign-in?next=%2F")
+        assert population not in answer.text
+        stranger = visitor.get(path.partition("?")[0] + ".json", Accept="application/json")
+        assert stranger.status_code == 401
+        assert population not in stranger.text
+    assert visitor.get("/").headers["location"] == "/overview"
+
+
+def test_a_session_holds_no_key_and_dies_with_it(service: Local, visitor: Visitor) -> None:
+    key = key_of(service, "officer")
+    answer = visitor.sign_in(key["secret"])
+    assert (answer.status_code, answer.headers["location"]) == (303, "/overview")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "Path=/", "SameSite=strict"} <= set(cookie.split("; "))
+    assert key["secret"] not in cookie
+    assert key["id"] not in cookie
+    assert visitor.get("/overview").status_code == 200
+    keys.revoke(service.parts.database, key["id"])
+    service.parts.doorkeeper._seen.clear()  # two seconds later
+    assert visitor.get("/overview").status_code == 303
+
+
+def test_by_https_the_cookie_is_secure_and_bound_to_the_host(service: Local, visitor: Visitor) -> None:
+    answer = visitor.sign_in(key_of(service, "officer")["secret"], **{"X-Forwarded-Proto": "https"})
+    assert answer.headers["set-cookie"].startswith("__Host-stint-session=")
+    assert "Secure" in answer.headers["set-cookie"]
+
+
+def test_a_cookie_that_was_changed_is_worth_nothing(service: Local, visitor: Visitor) -> None:
+    visitor.sign_in(key_of(service, "officer")["secret"])
+    value = visitor.client.cookies["stint-session"]
+    for changed in (value[:-2] + ("AA" if value[-2:] != "AA" else "BB"), "A" * 80, "x", "é"[:0] or "."):
+        visitor.client.cookies.clear()
+        visitor.client.cookies.set("stint-session", changed)
+        assert visitor.get("/overview").status_code == 303
+
+
+def test_a_wrong_key_and_a_way_out_to_elsewhere_are_refused(service: Local, visitor: Visitor) -> None:
+    refused = visitor.sign_in("sk_wrong")
+    assert refused.status_code == 401
+    assert "not known, or no longer" in refused.text
+    assert "set-cookie" not in refused.headers
+    for elsewhere in ("https://evil.example/", "//evil.example", "/\\evil.example"):
+        answer = visitor.post("/sign-in", {"key": key_of(service, "officer")["secret"], "next": elsewhere})
+        assert answer.headers["location"] == "/"
+
+
+def test_every_page_says_what_a_browser_may_do(service: Local, visitor: Visitor) -> None:
+    visitor.sign_in(key_of(service, "officer")["secret"])
+    for path in ("/overview", "/overview.json", "/nothing", "/sign-in"):
+        headers = visitor.get(path).headers
+        if path != "/nothing.json":
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert headers["cache-control"] == "no-store"
+            assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_no_template_has_a_style_or_a_script_in_it() -> None:
+    for path in (pages.FOLDER / "templates").glob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\sstyle=|\son\w+=|<style|<script(?! src)|\|\s*safe", text), path.name
+
+
+def test_vendored_files_are_those_of_the_manifest() -> None:
+    folder = pages.FOLDER / "static" / "vendor"
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    listed = {"manifest.json"}
+    for each in manifest:
+        assert hashlib.sha256((folder / each["file"]).read_bytes()).hexdigest() == each["sha256"]
+        assert (folder / each["licence_file"]).stat().st_size > 100
+        listed |= {each["file"], each["licence_file"]}
+    assert {path.name for path in folder.iterdir()} == listed
+
+
+def test_a_hold_is_settled_once_for_a_reason_that_the_ledger_keeps(
+    service: Local, call: Caller, visitor: Visitor, population: str
+) -> None:
+    visitor.sign_in(key_of(service, "officer")["secret"])
+    made = [call.propose(population, ({"task": "t"}, EVENT))["id"] for _ in range(2)]
+    fields = {**visitor.form(f"/releases/{made[0]}/commit"), "reason": "the model is in production"}
+    for _ in range(2):
+        done = visitor.post(f"/releases/{made[0]}/commit", fields)
+        assert done.status_code in {303, 409}
+    assert visitor.get(f"/releases/{made[0]}").text.count("the model is in production") == 1
+    fields = {**visitor.form(f"/releases/{made[1]}/void"), "reason": "the run crashed"}
+    uncertain = visitor.post(f"/releases/{made[1]}/void", fields)
+    assert uncertain.status_code == 422
+    assert "the run crashed" in uncertain.text  # nothing has to be written twice
+    assert visitor.post(f"/releases/{made[1]}/void", {**fields, "certain": "yes"}).status_code == 303
+    bodies = [entry["body"] for entry in call.entries(population)[-2:]]
+    assert [(each["kind"], each["reason"]) for each in bodies] == [
+        ("release.committed", "the model is in production"),
+        ("release.voided", "the run crashed"),
+    ]
+    call.verify(population)
+
+
+def test_a_forged_form_changes_nothing(service: Local, call: Caller, visitor: Visitor, population: str) -> None:
+    key = key_of(service, "officer")["secret"]
+    visitor.sign_in(key)
+    release = call.propose(population, ({"task": "t"}, EVENT))["id"]
+    path = f"/releases/{release}/void"
+    fields = {**visitor.form(path), "reason": "forged", "certain": "yes"}
+    before = checksums(service.parts)
+    other = Visitor(service)
+    other.sign_in(key)
+    for changed, headers in (
+        ({"csrf": ""}, {}),
+        ({"csrf": other.form(path)["csrf"]}, {}),  # of another session, under the same key
+        ({}, {"Origin": "https://evil.example"}),
+        ({}, {"Origin": "null"}),
+        ({}, {"Sec-Fetch-Site": "cross-site"}),
+    ):
+        refused = visitor.post(path, {**fields, **changed}, **headers)
+        assert refused.status_code == 403
+        assert "not sent by its page" in refused.text
+    alone = Visitor(service)
+    assert alone.post(path, fields, Authorization=f"Bearer {key}").status_code == 401
+    assert checksums(service.parts) == before
+    for each in (other, alone):
+        call.run(each.client.aclose())
+
+
+def test_pages_ask_for_the_roles_of_their_addresses(
+    service: Local, call: Caller, visitor: Visitor, population: str
+) -> None:
+    assert roles_of(ledger_api.entries) == ("officer", "auditor")
+    assert roles_of(keys_api.list_all) == ("admin",)
+    visitor.sign_in(key_of(service, "pipeline")["secret"])
+    assert visitor.get(f"/populations/{population}/budget").status_code == 200
+    for path in ("ledger", "datapoint?ordinal=1", "entry?number=1", "verify", "ledger/export"):
+        assert visitor.get(f"/populations/{population}/{path}").status_code == 403, path
+    assert f"/populations/{population}/ledger" not in visitor.get(f"/populations/{population}/budget").text
+    auditor = Visitor(service)
+    auditor.sign_in(key_of(service, "auditor")["secret"])
+    release = call.propose(population, ({"task": "t"}, EVENT))["id"]
+    assert auditor.get(f"/populations/{population}/ledger").status_code == 200
+    assert auditor.get(f"/releases/{release}/void").status_code == 403
+    call.run(auditor.client.aclose())
+
+
+def test_a_person_is_found_by_a_key_that_is_shown_nowhere(
+    service: Local, call: Caller, visitor: Visitor, population: str
+) -> None:
+    visitor.sign_in(key_of(service, "officer")["secret"])
+    path = f"/populations/{population}/datapoint"
+    found = visitor.post(path, {**visitor.form(path), "key": "patient-ada"})
+    assert found.headers["location"] == f"{path}?ordinal=40"
+    assert "patient-ada" not in visitor.get(f"{path}?ordinal=40").text
+    call.ok("POST", f"/v1/populations/{population}/datapoints/erase", {"key": "patient-ada"})
+    gone = visitor.post(path, {**visitor.form(path), "key": "patient-ada"})
+    assert gone.status_code == 410
+    assert "erased" in visitor.get(f"{path}?ordinal=40").text
+
+
+def test_the_json_of_a_page_is_what_rest_says_and_looking_changes_nothing(
+    service: Local, call: Caller, population: str
+) -> None:
+    release = call.propose(population, ({"task": "t"}, EVENT))["id"]
+    before = checksums(service.parts)
+    found = call.ok("GET", f"/populations/{population}/budget.json")
+    told = call.ok("GET", f"/v1/populations/{population}/budget?windows=12")
+    assert found["budget"]["worst_off"] == told["worst_off"]
+    assert found["budget"]["histogram"] == told["histogram"]
+    person = call.ok("GET", f"/populations/{population}/datapoint.json?ordinal=3")
+    assert person["epsilon"] == call.reading(population, 3)
+    assert [each["release"] for each in person["items"]] == [release]
+    shown, rest = call.ok("GET", f"/releases/{release}.json"), call.ok("GET", f"/v1/releases/{release}")
+    assert {name: shown[name] for name in rest if name != "engines"} == {
+        name: value for name, value in rest.items() if name != "engines"
+    }
+    assert call.ok("GET", f"/releases/{release}/engines.json")["engines"] == rest["engines"]
+    for page in ("tasks", "task?name=t", "releases?status=held", "ledger", "entry?number=2", "verify", "datapoint"):
+        path, _, query = page.partition("?")
+        call.ok("GET", f"/populations/{population}/{path}.json?{query}")
+    call.ok("GET", "/overview.json")
+    assert checksums(service.parts) == before
+
+
+def test_bad_requests_are_pages_in_the_words_of_problems(service: Local, visitor: Visitor, population: str) -> None:
+    visitor.sign_in(key_of(service, "officer")["secret"])
+    for path, status, words in (
+        ("/nothing", 404, "There is nothing at this address."),
+        ("/populations/nobody/budget", 404, "There is no population"),
+        (f"/populations/{population}/task?name=<script>", 404, "&lt;script&gt;"),
+        (f"/populations/{population}/releases?status=lost", 422, "The request cannot be read"),
+        (f"/populations/{population}/releases?cursor=!", 422, "not a cursor"),
+        (f"/populations/{population}/datapoint?ordinal=99", 404, "ordinals begin at 0"),
+        ("/releases/rel_0000000000000000000000000Z", 404, "There is no release"),
+    ):
+        answer = visitor.get(path)
+        assert answer.status_code == status, path
+        assert answer.headers["content-type"].startswith("text/html")
+        assert words in answer.text, path
+        assert "<script>" not in answer.text
+    assert visitor.get("/v1/nothing").headers["content-type"] == "application/problem+json"
+
+
+def test_the_package_carries_templates_and_files(checkout: Path) -> None:
+    assert (checkout / "service" / "dashboard" / "templates" / "base.html").is_file()
+    assert '"service"' in (checkout / "pyproject.toml").read_text(encoding="utf-8").partition("packages = [")[2]
