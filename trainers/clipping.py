@@ -36,7 +36,9 @@ _LEAST: Final = 1e-30  # of a square: below it squares are lost, and a gradient 
 
 
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The logarithmic loss of each row."""
+    """The logarithmic loss of each row; none where there is no label to choose from."""
+    if outputs.shape[1] == 0:
+        return outputs.sum(1)
     return functional.cross_entropy(outputs, labels, reduction="none")
 
 
@@ -49,7 +51,7 @@ class ClippedSum(Protocol):
     """Sums of one network, prepared once for many batches."""
 
     def __call__(
-        self, x: torch.Tensor, y: torch.Tensor, *, clip_norm: float, count: int | None = None
+        self, x: torch.Tensor, y: torch.Tensor, *, clip_norm: float, count: int | None = None, usual: int = 0
     ) -> list[torch.Tensor]: ...
 
 
@@ -67,7 +69,8 @@ def clipped_sum(
     A row whose gradient is not finite adds nothing. Every layer keeps the rows on its first axis. Rows after the first
     `count` go through the network and add nothing: products round differently in batches of another size, and rows on
     the kink of a ReLU, or large ones on the border of two labels, would all change sides when one more comes. Once
-    through, a row's part is a smooth function of what was found, and the others are left out of norms and sums.
+    through, a row's part is a smooth function of what was found, and those after the first `usual` are left out of
+    norms and sums: up to there others have the factor zero, so that few rows, or none, take as long as usual.
     """
     with clipping(module, loss=loss) as sums:
         return sums(x, y, clip_norm=clip_norm, count=count)
@@ -87,13 +90,17 @@ def clipping(module: nn.Module, *, loss: Loss = cross_entropy) -> Iterator[Clipp
         else:
             gradients = stack.enter_context(_Tape(module))
 
-        def sums(x: torch.Tensor, y: torch.Tensor, *, clip_norm: float, count: int | None = None) -> list[torch.Tensor]:
+        def sums(
+            x: torch.Tensor, y: torch.Tensor, *, clip_norm: float, count: int | None = None, usual: int = 0
+        ) -> list[torch.Tensor]:
             counted = len(x) if count is None else count
-            found = gradients(module, x, y, loss, counted) if counted else {}
-            if not found:
+            computed = max(counted, usual)
+            found = gradients(module, x, y, loss, computed) if len(x) else {}
+            if not found or not computed:
                 return [torch.zeros_like(parameter) for parameter in parameters]
             with torch.no_grad():
                 factors = _factors(list(found.values()), clip_norm)
+                factors[counted:] = 0
                 return [
                     found[parameter].weighted(factors).view_as(parameter)
                     if parameter in found
@@ -308,7 +315,7 @@ def _convolution(layer: nn.Conv2d, went: torch.Tensor, came: torch.Tensor) -> _F
     # (n, groups, outputs, inputs) some rows at a time, so that what they saw stays in a cache.
     grouped = came.unflatten(1, (layer.groups, -1))
     written = came.new_empty(*grouped.shape[:3], layer.weight[0].numel())
-    together = max(1, _CACHED // seen[0].numel())
+    together = max(1, _CACHED // seen.shape[1:].numel())
     cached = came.new_empty(together, *seen.shape[1:])
     for rows in (slice(start, start + together) for start in range(0, len(came), together)):
         patches = cached[: len(came[rows])].copy_(seen[rows]).flatten(4).flatten(1, 3)
@@ -464,7 +471,8 @@ def _in_closed_form(module: nn.Module, x: torch.Tensor, y: torch.Tensor, _: Loss
         if len(went) != len(x):
             raise InvalidInput("model", type(module).__name__, "layers that keep the rows on their first axis")
         came = head(went)[:count].softmax(1)
-        came.scatter_add_(1, y[:count, None], came.new_full((1, 1), -1.0).expand(count, 1))
+        if came.shape[1]:  # a set of labels may be empty
+            came.scatter_add_(1, y[:count, None], came.new_full((1, 1), -1.0).expand(count, 1))
         return dict(_linear(head, went[:count], came))
 
 

@@ -7,7 +7,7 @@ weights. Everything after the noise is post-processing, so the optimiser and `co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -94,9 +94,31 @@ class Source:
             chosen = np.flatnonzero(sampled[self.unit])
         return torch.from_numpy(chosen).to(self.x.device)
 
-    def space(self, most: int) -> torch.Tensor:
+    def space(self, most: int) -> Space:
         """Memory for what is computed at a time: to use it again takes less than to ask for more in every step."""
-        return self.x.new_empty((self.batch(most), *self.x.shape[1:]))
+        size = self.batch(most)
+        return Space(x=self.x.new_zeros(size, *self.x.shape[1:]), y=self.y.new_zeros(size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """A batch of one public size. The first rows are those of a part of a sample, the others of whatever was there."""
+
+    x: torch.Tensor  # (size, …)
+    y: torch.Tensor  # (size,)
+
+    def parts(self, source: Source, sample: torch.Tensor) -> Iterator[tuple[int, int]]:
+        """Lay out a sample part by part: how many rows a part has, and how many it usually has.
+
+        What is usual is public, and there are as many parts for few rows, or none, as there usually are: how long a
+        step takes tells no more of them, and what fails, fails for nobody as for everybody.
+        """
+        size, usual = len(self.x), math.floor(source.rows_per_unit * source.expected)
+        for start in range(0, max(len(sample), usual), size):
+            rows = sample[start : start + size]
+            torch.index_select(source.x, 0, rows, out=self.x[: len(rows)])
+            torch.index_select(source.y, 0, rows, out=self.y[: len(rows)])
+            yield len(rows), min(max(0, usual - start), size)
 
 
 def noisy_gradient(
@@ -112,7 +134,7 @@ def noisy_gradient(
 
     An empty sample is not special: it is a step of noise alone. A large one is added up in parts of at most
     `physical_batch` rows, all of one public size, so that what a row adds does not depend on how many others there are;
-    in place of those that are missing stand copies that add nothing.
+    in place of those that are missing stand others that add nothing.
     """
     size, device = size_of(trainable(module)), source.x.device
     with clipping(module, loss=loss) as sums:
@@ -135,7 +157,7 @@ def _noisy_gradient(
     sums: ClippedSum,
     draw: Draw,
     normaliser: float,
-    space: torch.Tensor,
+    space: Space,
 ) -> Gradient:
     """The same for one of many steps, which share what was prepared of the network and what was drawn `ahead`."""
     parameters = trainable(module)
@@ -143,11 +165,9 @@ def _noisy_gradient(
     step = grid_step(deviation)
     total = draw().mul_(deviation / step)  # in steps of the grid: noise, to which the gradients are added
     parts = unflattened(total, parameters)
-    sample = source.sample(noise)
-    for rows in sample.split(len(space)) if len(sample) else ():
-        taken = torch.cat([rows, rows[:1].expand(len(space) - len(rows))])
-        x = torch.index_select(source.x, 0, taken, out=space)
-        clipped = sums(x, source.y[taken], clip_norm=source.clip_norm / source.rows_per_unit, count=len(rows))
+    share = source.clip_norm / source.rows_per_unit
+    for count, usual in space.parts(source, source.sample(noise)):
+        clipped = sums(space.x, space.y, clip_norm=share, count=count, usual=usual)
         for part, each in zip(parts, clipped, strict=True):
             part.add_(each, alpha=1 / step)
     gradient = total.round_().to(torch.float32).mul_(step / normaliser)

@@ -87,7 +87,7 @@ def unclipped(patch: Patch) -> Noise:
     @contextmanager
     def lax(module: torch.nn.Module, **given: Any) -> Iterator[Callable[..., Any]]:
         with clipping(module, **given) as sums:
-            yield lambda x, y, *, clip_norm, count: sums(x, y, clip_norm=10 * clip_norm, count=count)
+            yield lambda x, y, *, clip_norm, **given: sums(x, y, clip_norm=10 * clip_norm, **given)
 
     patch.setattr(private_sgd, "clipping", lax)
     return Noise.repeatable(1)

@@ -278,6 +278,20 @@ def test_a_row_that_is_not_finite_adds_nothing(name: str, bad: float) -> None:
     assert bool(flat(found).isfinite().all())
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("count", [0, 3])
+def test_rows_that_fill_up_a_batch_add_nothing(name: str, count: int) -> None:
+    """Whatever they are, and whether or not they are computed like the others."""
+    module, x, y = made(name)
+    if x.is_floating_point():
+        x[-1] = torch.inf
+    for usual in (0, 5, ROWS):
+        with clipping.clipping(module) as sums:
+            found = flat(sums(x, y, clip_norm=0.5, count=count, usual=usual))
+        expected = flat(clipped_sum(module, x[:count], y[:count], clip_norm=0.5))
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_one_more_row_on_a_kink_moves_no_other_to_its_other_side() -> None:
     """Products round differently in batches of 15 and of 16; copies of a row on the kink of a ReLU would all move."""
     torch.manual_seed(0)

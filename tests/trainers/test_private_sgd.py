@@ -124,6 +124,30 @@ def test_an_empty_sample_is_a_step_of_noise() -> None:
     assert nobody.expected == source().expected  # of slots, not of rows
 
 
+@pytest.mark.parametrize("physical_batch", [4, 512])
+def test_nobody_takes_as_long_as_everybody(physical_batch: int) -> None:
+    """As many passes, of as many rows, of which as many are weighted."""
+    taken = []
+    for without in ((), range(SLOTS)):
+        module, passes = network(), list[int]()
+        module.register_forward_pre_hook(lambda _, inputs, passes=passes: passes.append(len(inputs[0])))
+        given = source(without=without, sampling_probability=1.0)
+        usual = [part[1] for part in given.space(physical_batch).parts(given, given.sample(Noise.repeatable(0)))]
+        noisy_gradient(module, given, Noise.repeatable(0), physical_batch=physical_batch)
+        taken.append((passes, usual))
+    assert taken[0] == taken[1]
+    assert len(taken[0][0]) == (SLOTS / 4 if physical_batch == 4 else 1)
+    assert sum(taken[0][1]) == SLOTS
+
+
+def test_what_a_network_cannot_take_fails_for_nobody_too() -> None:
+    """A job that ends otherwise with a row than without one would tell of that row, for nothing."""
+    module = build({"model": "mlp", "hidden": [5], "shape": [3]}, outputs=3)  # rows have 4 numbers
+    for without in ((), range(SLOTS)):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            noisy_gradient(module, source(without=without), Noise.repeatable(0))
+
+
 def test_a_gradient_is_on_the_grid_of_its_noise() -> None:
     given = source(noise_multiplier=1.5, clip_norm=1.0, sampling_probability=0.4)
     steps = step(given) * given.expected / grid_step(1.5)
