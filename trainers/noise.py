@@ -125,35 +125,42 @@ class Noise:
             torch.mul(radius[:rest], angle.sin_()[:rest], out=part[pairs:])
 
     @contextmanager
-    def ahead(self, size: int, *, device: torch.device | str = "cpu") -> Iterator[Callable[[], torch.Tensor]]:
-        """A function whose calls give `size` normals each, in float64, of a stream of its own.
+    def ahead(
+        self, size: int, *, times: int, device: torch.device | str = "cpu"
+    ) -> Iterator[Callable[[], torch.Tensor]]:
+        """A function that may be called so many `times`, each for `size` normals in float64, of a stream of its own.
 
         Where torch leaves a core to spare, another thread draws them before they are asked for, since torch and the
         cipher let go of Python's lock; they are the same elsewhere. What was drawn and not asked for is forgotten. A
         vector may be changed, and is to be used before the next is asked for: its memory is filled again.
         """
         stream = Noise(self._drawn(32).tobytes(), releasable=self.releasable)
-        blocks = torch.empty((2, max(1, _AHEAD // max(size, 1)), size), dtype=torch.float64, device=device)
+        together = max(1, _AHEAD // max(size, 1))
+        blocks = torch.empty((2, min(together, times), size), dtype=torch.float64, device=device)
 
-        def in_turn() -> Iterator[torch.Tensor]:
-            while True:
-                stream._fill(blocks[0].view(-1))
-                yield from blocks[0]
+        def filled() -> Iterator[torch.Tensor]:
+            """The two blocks in turn, the first of one vector alone, since somebody waits for it."""
+            start = 0
+            while start < times:
+                count = min(together, times - start) if start else 1
+                block = blocks[0 if start == 0 else (1 + (start - 1) // together) % 2, :count]
+                stream._fill(block.view(-1))
+                yield block
+                start += count
 
-        def meanwhile(thread: ThreadPoolExecutor) -> Iterator[torch.Tensor]:
-            here, coming = blocks
-            filled = thread.submit(stream._fill, coming.view(-1))
-            while True:
-                filled.result()
-                here, coming = coming, here
-                filled = thread.submit(stream._fill, coming.view(-1))
-                yield from here
-
+        coming = filled()
         if torch.get_num_threads() < (os.cpu_count() or 1):
             with ThreadPoolExecutor(1, thread_name_prefix="noise") as thread:
-                yield meanwhile(thread).__next__
+
+                def meanwhile() -> Iterator[torch.Tensor]:
+                    waiting = thread.submit(next, coming, None)
+                    while (block := waiting.result()) is not None:
+                        waiting = thread.submit(next, coming, None)
+                        yield from block
+
+                yield meanwhile().__next__
         else:
-            yield in_turn().__next__
+            yield (vector for block in coming for vector in block).__next__
 
     def noisy(self, exact: torch.Tensor, deviation: float) -> torch.Tensor:
         """`exact` with Gaussian noise, in float64, on a grid of which the deviation is about a thousand steps."""

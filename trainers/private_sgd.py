@@ -209,12 +209,12 @@ def train(
     parameters = trainable(module)
     move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
     spaces = [source.space(physical_batch) for source in sources]
+    places = [range(len(sources)) if schedule is None else schedule(step) for step in range(steps)]
     with (
         clipping(module, loss=loss) as sums,
-        noise.ahead(size_of(parameters), device=parameters[0].device) as draw,
+        noise.ahead(size_of(parameters), times=sum(map(len, places)), device=parameters[0].device) as draw,
     ):
-        for step in range(steps):
-            sampled = range(len(sources)) if schedule is None else schedule(step)
+        for step, sampled in enumerate(places):
             gradients = [
                 _noisy_gradient(
                     module,

@@ -40,8 +40,10 @@ class Hushed(Noise):
         drawn.mul_(self.share)
 
     @contextmanager
-    def ahead(self, size: int, *, device: torch.device | str = "cpu") -> Iterator[Callable[[], torch.Tensor]]:
-        with super().ahead(size, device=device) as draw:
+    def ahead(
+        self, size: int, *, times: int, device: torch.device | str = "cpu"
+    ) -> Iterator[Callable[[], torch.Tensor]]:
+        with super().ahead(size, times=times, device=device) as draw:
             yield lambda: draw().mul_(self.share)
 
     def spherical_laplace(self, size: int, scale: float) -> torch.Tensor:

@@ -98,7 +98,7 @@ def test_no_copy_and_no_key_in_words() -> None:
 def test_normals_drawn_ahead_are_a_stream_of_their_own() -> None:
     def some(size: int, calls: int) -> list[torch.Tensor]:
         noise = Noise.repeatable(SEED)
-        with noise.ahead(size) as draw:
+        with noise.ahead(size, times=calls) as draw:
             return [draw().clone() for _ in range(calls)] + [noise.normals((size,), dtype=torch.float64)]
 
     for size, calls in ((3, 9_000), (70_000, 3)):
@@ -117,13 +117,13 @@ def test_a_core_to_spare_changes_nothing_but_the_time(monkeypatch: pytest.Monkey
     drawn = []
     for cores in (1, 1000):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        with Noise.repeatable(SEED).ahead(40_000) as draw:
-            drawn.append(torch.cat([draw().clone() for _ in range(4)]))
+        with Noise.repeatable(SEED).ahead(40_000, times=9) as draw:
+            drawn.append(torch.cat([draw().clone() for _ in range(9)]))
     assert torch.equal(*drawn)
 
 
 def test_what_goes_wrong_ahead_is_raised() -> None:
-    with pytest.raises(RuntimeError), Noise.repeatable(SEED).ahead(5, device="meta:99x") as draw:
+    with pytest.raises(RuntimeError), Noise.repeatable(SEED).ahead(5, times=1, device="meta:99x") as draw:
         draw()
 
 
