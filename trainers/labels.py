@@ -130,4 +130,6 @@ def distinct(y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 def texts(labels: NDArray[Any]) -> list[str]:
     """Labels as text; a whole number is its decimals."""
+    if labels.dtype.kind in "iu" and len(labels):  # one text that is taken apart is made sooner than a million
+        return repr(labels.tolist())[1:-1].split(", ")
     return list(map(str, labels.tolist()))
