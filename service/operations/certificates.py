@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import text
 
 from accountant import certificates, envelopes
+from accountant.audit.contents import label_digest
+from accountant.audit.manifests import texts_of
 from accountant.audit.standing import Looked, against, looked_at
 from accountant.book import Book, Release
 from accountant.canonical import canonical, from_canonical
@@ -262,12 +264,23 @@ def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label_space(body: Mapping[str, Any], labels_of: Callable[[str], str | None]) -> dict[str, Any] | None:
-    """Where the labels come from, with the digest of their set where one is known; the pipeline's word."""
-    match body["declared"].get("label_space"):
-        case {"source": "released", "release": str(release)}:
-            return {"source": "released", "release": release[:100], "sha256": labels_of(release)}
+    """Where the labels come from, with the digest of their set where one is known; the pipeline's word.
+
+    The digest is that of the release which told them, else the one that is declared, else that of the names: of a set
+    that was fixed or released before, since one that was taken from the data would be told by its digest.
+    """
+    declared = body["declared"]
+    match declared.get("label_space"):
         case {"source": str(source), **more}:
+            release = more.get("release") if source == "released" else None
+            told = labels_of(release) if isinstance(release, str) else None
             found = _DIGEST.fullmatch(str(more.get("digest", "")))
-            return {"source": source[:100], "release": None, "sha256": None if found is None else found[1]}
+            labels = texts_of(declared, "label_space", "labels") if source in {"prior", "released"} else None
+            named = label_digest(labels).removeprefix("sha256:") if labels else None
+            return {
+                "source": source[:100],
+                "release": release[:100] if isinstance(release, str) else None,
+                "sha256": told or (named if found is None else found[1]),
+            }
         case _:
             return None

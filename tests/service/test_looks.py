@@ -16,6 +16,7 @@ import pytest
 
 from accountant import book as ledger_book
 from accountant import certificates
+from accountant.audit.contents import label_digest
 from accountant.audit.findings import RULES
 from accountant.audit.standing import IN_FILES, REPORTABLE
 from accountant.book import Book
@@ -24,7 +25,7 @@ from accountant.errors import AccountantError
 from service import cli
 from service.operations import audits
 from service.signing import is_signed
-from tests.service.audit_cases import CASES, file_of, noise, tensors
+from tests.service.audit_cases import CASES, LABELS, file_of, noise, tensors
 from tests.service.fixtures_behaviour import House, pure
 from tests.service.harness import Local, local
 from tests.service.test_audit_rules import audited
@@ -411,3 +412,33 @@ def test_all_findings_that_are_many_are_told_with_one_of_each_rule() -> None:
 def test_nothing_is_kept_from_nobody(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["audit", *given, "--no-record"]) == 2
     assert "give both" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- label sets as subjects
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ({"source": "prior", "labels": LABELS}, label_digest(LABELS).removeprefix("sha256:")),
+        ({"source": "prior", "labels": LABELS[::-1]}, label_digest(LABELS).removeprefix("sha256:")),
+        ({"source": "prior", "labels": LABELS, "digest": f"sha256:{OTHER}"}, OTHER),
+        ({"source": "released", "release": "rel_" + "0" * 26, "labels": LABELS}, label_digest(LABELS)[7:]),
+        ({"source": "data", "labels": LABELS}, None),
+        ({"source": "none"}, None),
+        ({"source": "prior", "labels": [1]}, None),
+    ],
+)  # fmt: skip
+def test_labels_that_are_declared_by_name_are_a_subject(
+    house: House, space: dict[str, Any], expected: str | None
+) -> None:
+    name = house.population(100, epsilon=3.0, findings={"error": "allow"})
+    release = house.pipeline.hold(name, ({"ranges": [[0, 100]]}, pure(0.01)), label_space=space)
+    house.pipeline.commit(release, sha256=SHA)
+    assert said(house, release)["label_space"]["sha256"] == expected
+    content = house.auditor.ask("GET", f"/v1/releases/{release}/certificate").content
+    subjects = json.loads(base64.b64decode(json.loads(content)["payload"]))["subject"]
+    assert [each["digest"]["sha256"] for each in subjects if each["name"] == "label-set"] == (
+        [] if expected is None else [expected]
+    )
+    assert not any(label in content.decode() for label in LABELS)
