@@ -229,7 +229,7 @@ class Verdict:
         """The verdict, with what the certificate says if it is not broken."""
         said = None if self.predicate is None else {
             name: self.predicate[name] for name in ("release", "guarantee", "artifact", "label_space", "findings")
-        } | {"audit": looked(self.predicate).to_json()}  # fmt: skip
+        } | {"audit": looked(self.predicate).to_json(), "violations": self.predicate.get("violations", [])}  # fmt: skip
         return {
             "outcome": self.outcome,
             "text": _IN_WORDS[self.outcome],
@@ -290,17 +290,36 @@ def _check_predicate(predicate: Document) -> None:
             "mechanism": None | {"name": str(), "parameters": dict()},
             "charges": [{"event": dict(), "datapoints": int()}, *_],
             "policy": {"version": int()},
-            "findings": list(),
+            "findings": list(findings),
             "artifact": None | {"sha256": str()},
             "label_space": None | {"source": str(), "sha256": None | str()},
             "ledger": dict(),
-        }:
+        } if all(map(_is_finding, findings)):
             pass
         case _:
             raise Refused("predicate.fields", "A part of dp-release/v1 is missing, or has a form that it never has.")
+    violations = predicate.get("violations", [])
+    if not isinstance(violations, list) or not all(map(_is_violation, violations)):
+        raise Refused("predicate.fields", "Its part `violations` has a form that it never has.")
     _check_audit(predicate)
     for name, given in (("release", release), ("lifelong", life)):
         _check_guarantee(name, given)
+
+
+def _is_finding(given: object) -> bool:
+    match given:
+        case {"code": str(), "basis": str(), "severity": str()}:
+            return True
+        case _:
+            return False
+
+
+def _is_violation(given: object) -> bool:
+    match given:
+        case {"audit": str(), "lifted": bool()}:
+            return True
+        case _:
+            return False
 
 
 def _check_audit(predicate: Document) -> None:

@@ -125,6 +125,9 @@ def _lines(verdict: Verdict, *, checked_artifact: bool) -> list[str]:
     found = [f"{each['code']} ({each['severity']}, {each['basis']})" for each in said["findings"]]
     lines.append(f"  {said['audit']['text']}")
     lines.append(f"  Findings: {', '.join(found)}." if found else "  Findings: none is recorded.")
+    for each in said["violations"]:
+        since = ", and a policy has lifted that" if each["lifted"] else ""
+        lines.append(f"  Audit {each['audit']} found the promise of its mechanism false{since}.")
     return lines
 
 

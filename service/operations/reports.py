@@ -66,6 +66,13 @@ METHOD: Final = (
         "nobody says what became of it, it counts as if it had left."
     ),
     (
+        "Before a release leaves, rules are checked against what is known of it: what its pipeline says, the ledger, "
+        "and the file itself where somebody has opened it. And mechanisms are attacked, on data that is made up, to "
+        "disprove what they promise: an attack shows, with a stated confidence, how large ε is at least. Where that is "
+        "more than was promised, the mechanism is blocked. All attacks in a population's life together call a true "
+        "promise false with a probability of at most 5 % (docs/audits.md, docs/soundness.md)."
+    ),
+    (
         "Every decision, refusals and changes of policy included, is an entry in a chain of hashes. Signed checkpoints "
         "over these chains show later changes to anybody who kept one (docs/ledger.md)."
     ),

@@ -343,6 +343,15 @@ def test_what_only_a_file_shows_is_known_to_need_the_file(code: str, tmp_path: P
         assert set(each.evidence) <= {name for _, name, _, _ in Formatter().parse(RULES[each.code].message)}
 
 
+def test_a_person_is_told_what_was_found_against_a_release(house: House, name: str, held: str) -> None:
+    house.pipeline.commit(held, sha256=SHA)
+    audit(house, held, found(LEAK))
+    stated = house.auditor.get(f"/v1/populations/{name}/datapoints/3/statement")
+    assert stated["releases"][0]["findings"] == [LEAK]
+    [line] = [line for section in stated["sections"] for line in section["lines"]]
+    assert line.endswith(f"It may tell more than it was charged for, since a check found: {RULES[LEAK].title}.")
+
+
 # ---------------------------------------------------------------- the command line
 
 
