@@ -104,6 +104,13 @@ def _same_brief(code: str, severity: str) -> Brief:
 _NOTHING_FOUND: Final[Standing[Brief]] = Standing()
 
 
+@lru_cache(maxsize=1024)
+def _proposed(found: tuple[Brief, ...]) -> Standing[Brief]:
+    """What stands against a proposal; thousands may come in a second, and most are alike."""
+    records = [{"code": each.code, "severity": each.severity} for each in found]
+    return _NOTHING_FOUND.after({"kind": "release.held", "findings": records}, _brief)
+
+
 @dataclass(slots=True, kw_only=True)
 class Release:
     """What became of a release; its charges are in the entry `number`."""
@@ -302,7 +309,7 @@ class Book:
             touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
             expires_at=document.get("expires_at"),
             mechanism=_mechanism(document),
-            standing=_NOTHING_FOUND.after(document, _brief) if "findings" in document else _NOTHING_FOUND,
+            standing=_proposed(tuple(_brief(each, None) for each in document.get("findings", ()))),
         )
 
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
