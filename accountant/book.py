@@ -19,14 +19,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from pyroaring import BitMap, FrozenBitMap
 
 from accountant import chain, ledger
-from accountant.audit.findings import DEFAULT_VERDICTS, Verdict, denying, finding_from, verdicts_of
+from accountant.audit.findings import DEFAULT_VERDICTS, RULES, Verdict, denying, finding_from, verdicts_of
 from accountant.audit.series import PlannedAudit, bound_from, check_plan, plan_from, said_of
+from accountant.audit.standing import REPORTABLE, Standing
 from accountant.canonical import canonical, from_canonical
 from accountant.chain import Chain, Link
 from accountant.cohorts import MAX_DATAPOINTS
@@ -82,6 +84,33 @@ class Task:
     number: int  # of the entry that made it
 
 
+class Brief(NamedTuple):
+    """As much of a finding as a book keeps."""
+
+    code: str
+    severity: str
+
+
+def _brief(record: Document, _by: str | None) -> Brief:
+    return _same_brief(str(record["code"]), str(record["severity"]))
+
+
+@lru_cache(maxsize=1024)
+def _same_brief(code: str, severity: str) -> Brief:
+    """The same few are found of thousands of releases, and kept once."""
+    return Brief(code, severity)
+
+
+_NOTHING_FOUND: Final[Standing[Brief]] = Standing()
+
+
+@lru_cache(maxsize=1024)
+def _proposed(found: tuple[Brief, ...]) -> Standing[Brief]:
+    """What stands against a proposal; thousands may come in a second, and most are alike."""
+    records = [{"code": each.code, "severity": each.severity} for each in found]
+    return _NOTHING_FOUND.after({"kind": "release.held", "findings": records}, _brief)
+
+
 @dataclass(slots=True, kw_only=True)
 class Release:
     """What became of a release; its charges are in the entry `number`."""
@@ -101,7 +130,12 @@ class Release:
     leans_on: frozenset[str] = frozenset()  # releases whose models it makes use of
     audited: int | None = None  # the entry of its last audit
     mechanism: str | None = None  # that was proposed by its name
-    findings: tuple[tuple[str, str], ...] = ()  # codes and severities: of its last audit, and since
+    standing: Standing[Brief] = _NOTHING_FOUND
+
+    @property
+    def findings(self) -> tuple[Brief, ...]:
+        """What stands against it, each code once."""
+        return self.standing.findings
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,10 +269,10 @@ class Book:
             case "artifact.attached":
                 release = self.releases[document["release"]]
                 release.artifact = document["artifact"]
-                release.findings = _found(document, release.findings)
+                release.standing = release.standing.after(document, _brief)
             case "release.audited":
                 release = self.releases[document["release"]]
-                release.audited, release.findings = number, _found(document)
+                release.audited, release.standing = number, release.standing.after(document, _brief)
             case "audit.planned":
                 if document["audit"] in self.audits:
                     raise InvalidDocument("audit", document["audit"], "a name that no audit had before")
@@ -275,13 +309,13 @@ class Book:
             touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
             expires_at=document.get("expires_at"),
             mechanism=_mechanism(document),
-            findings=_found(document),
+            standing=_proposed(tuple(_brief(each, None) for each in document.get("findings", ()))),
         )
 
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
         release = self.releases[document["release"]]
         release.status, release.resolved = status, number
-        release.findings = _found(document, release.findings)
+        release.standing = release.standing.after(document, _brief)
         if status == "voided":  # its models never left, so nothing may lean on them
             for models in self.streams.values():
                 for model, payers in list(models.items()):
@@ -575,12 +609,6 @@ class Book:
         )
 
 
-def _found(document: Document, before: Sequence[tuple[str, str]] = ()) -> tuple[tuple[str, str], ...]:
-    """What stands against a release after an entry, each code once."""
-    found = [(str(each["code"]), str(each["severity"])) for each in document.get("findings", ())]
-    return tuple(dict.fromkeys((*before, *found)))
-
-
 def _named(scope: Document) -> set[str]:
     """The tasks that a scope names."""
     inside = scope.get("union", [scope])
@@ -685,6 +713,16 @@ def _check(book: Book, document: Document) -> None:
                 if denying(found, book.policy.findings):
                     expected = f"findings that the policy allows: entry {number} publishes what a job made for {name!r}"
                     raise InvalidInput("findings", found[0].code, expected)
+        case "release.audited" if (report := document.get("reported")) is not None:
+            known = book.releases.get(document["release"])
+            artifact = None if known is None or known.artifact is None else known.artifact["sha256"]
+            if artifact not in {None, report["artifact"]["sha256"]}:
+                expected = f"the digest of the artifact: entry {number} tells what was found in another file"
+                raise InvalidInput("reported.artifact.sha256", report["artifact"]["sha256"], expected)
+            for code in (*report["checked"], *(each["code"] for each in report["findings"])):
+                if code in RULES and code not in REPORTABLE:
+                    expected = f"a rule that looks into files: entry {number} tells what was found in one"
+                    raise InvalidInput("reported", code, expected)
         case "audit.planned":
             check_plan(plan_from(document, entry=number), number=len(book.audits) + 1)
         case "audit.concluded":

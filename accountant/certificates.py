@@ -1,9 +1,10 @@
 """Certificates: what is promised of one release, signed, with proof that the ledger has it. Checked offline.
 
 A certificate is an in-toto statement (`accountant.envelopes`) about an artifact. Its predicate, `dp-release/v1`, says
-what the release alone costs anybody at most, what is promised for life, by which mechanism and events, and where the
-ledger has it: the entries of its hold and of its end under a head, the head under a checkpoint that the same key
-signed. It says how many datapoints were charged, and never which.
+what the release alone costs anybody at most, what is promised for life, by which mechanism and events, what was found
+against it and what was looked at to find that, and where the ledger has it: the entries of its hold and of its end
+under a head, the head under a checkpoint that the same key signed. It says how many datapoints were charged, and never
+which.
 
 `verify` takes bytes and keys and returns a verdict with named reasons; it raises nothing whatever the bytes are. It
 shows that the signer said this and that the ledger has these entries. It does not show that what was declared is what
@@ -20,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from accountant import chain, envelopes
+from accountant.audit.standing import Looked
 from accountant.chain import Head, HeadProof
 from accountant.envelopes import Document, IsSigned, Opened
 from accountant.errors import AccountantError, Refused
@@ -227,7 +229,7 @@ class Verdict:
         """The verdict, with what the certificate says if it is not broken."""
         said = None if self.predicate is None else {
             name: self.predicate[name] for name in ("release", "guarantee", "artifact", "label_space", "findings")
-        }  # fmt: skip
+        } | {"audit": looked(self.predicate).to_json(), "violations": self.predicate.get("violations", [])}  # fmt: skip
         return {
             "outcome": self.outcome,
             "text": _IN_WORDS[self.outcome],
@@ -235,6 +237,21 @@ class Verdict:
             "signer": None if self.signer is None else self.signer.hex(),
             "certificate": said,
         }
+
+
+def looked(predicate: Document) -> Looked:
+    """What a certificate says was looked at; those of older versions say nothing of it."""
+    if "audit" not in predicate:
+        return Looked(made=None)
+    if (audit := predicate["audit"]) is None:
+        return Looked(made=False)
+    return Looked(
+        made=True,
+        entry=audit["entry"]["number"],
+        checked=tuple(audit["checked"]),
+        reported=tuple(audit["reported"]),
+        opened_by=audit["opened_by"],
+    )
 
 
 _IN_WORDS: Final[Mapping[Outcome, str]] = MappingProxyType(
@@ -273,16 +290,57 @@ def _check_predicate(predicate: Document) -> None:
             "mechanism": None | {"name": str(), "parameters": dict()},
             "charges": [{"event": dict(), "datapoints": int()}, *_],
             "policy": {"version": int()},
-            "findings": list(),
+            "findings": list(findings),
             "artifact": None | {"sha256": str()},
             "label_space": None | {"source": str(), "sha256": None | str()},
             "ledger": dict(),
-        }:
+        } if all(map(_is_finding, findings)):
             pass
         case _:
             raise Refused("predicate.fields", "A part of dp-release/v1 is missing, or has a form that it never has.")
+    violations = predicate.get("violations", [])
+    if not isinstance(violations, list) or not all(map(_is_violation, violations)):
+        raise Refused("predicate.fields", "Its part `violations` has a form that it never has.")
+    _check_audit(predicate)
     for name, given in (("release", release), ("lifelong", life)):
         _check_guarantee(name, given)
+
+
+def _is_finding(given: object) -> bool:
+    match given:
+        case {"code": str(), "basis": str(), "severity": str()}:
+            return True
+        case _:
+            return False
+
+
+def _is_violation(given: object) -> bool:
+    match given:
+        case {"audit": str(), "lifted": bool()}:
+            return True
+        case _:
+            return False
+
+
+def _check_audit(predicate: Document) -> None:
+    """What was looked at is said in one way, and nobody opened an artifact that is not there."""
+    match predicate.get("audit"):
+        case None:
+            return
+        case {
+            "entry": {"kind": "release.audited" | "release.committed", "number": int()},
+            "checked": list(checked),
+            "reported": list(reported),
+            "artifact_opened": bool(opened),
+            "opened_by": None | "worker" | "service" | "client" as by,
+        } if (
+            all(isinstance(code, str) for code in (*checked, *reported))
+            and opened is (by is not None)
+            and not (opened and predicate["artifact"] is None)
+        ):
+            return
+        case _:
+            raise Refused("predicate.fields", "Its part `audit` is missing something, or has a form that it never has.")
 
 
 def _check_guarantee(name: str, given: Document) -> None:
@@ -366,6 +424,10 @@ def _check_ledger(opened: Opened, is_signed: IsSigned) -> None:
     numbers = [_check_entry(each, under) for each in entries]
     if numbers != sorted(set(numbers)):
         raise Refused("ledger.entry", "The entries of the release do not follow one another.")
+    if (audit := predicate.get("audit")) is not None:
+        place = _check_entry(audit["entry"], under)
+        if place <= numbers[0] or (audit["entry"]["kind"] == "release.committed" and place != numbers[1]):
+            raise Refused("ledger.entry", "The entry of its audit is not one of this release.")
 
 
 def _check_entry(entry: Document, head: Head) -> int:

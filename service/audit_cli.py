@@ -25,17 +25,19 @@ from accountant.audit.findings import (
 )
 from accountant.audit.manifests import Manifest, manifest_from
 from accountant.errors import AccountantError
-from service.client import Stint
+from service.client import Stint, StintError
 from service.findings_formats import FORMATS, Report, at_least
 from service.foreground import CouldNot
 
 if TYPE_CHECKING:
+    from accountant.audit.contents import Contents
     from accountant.book import Book
     from trainers.inspection import Rows
 
 MAX_MANIFEST: Final = 1 << 24
 MAX_LEDGER: Final = 1 << 32
 _PATIENCE_SECONDS: Final = 2.0
+_MOST_TOLD: Final = 200  # findings that a service takes in one audit
 _POLICY: Final = ("accepts", "findings")
 
 _file = click.Path(path_type=Path)
@@ -44,7 +46,14 @@ _file = click.Path(path_type=Path)
 @click.command()
 @click.argument("manifest", type=_file, metavar="[MANIFEST.toml|MANIFEST.json]", required=False)
 @click.option("--artifact", type=_file, help="The file that is to leave the house; it is opened and never run.")
-@click.option("--release", metavar="REL", help="Have the service audit this release too (STINT_URL, STINT_KEY).")
+@click.option(
+    "--release",
+    metavar="REL",
+    help="Have the service audit this release too, and record what is found in --artifact (STINT_URL, STINT_KEY).",
+)
+@click.option(
+    "--no-record", is_flag=True, help="Do not tell the service what is found in --artifact: then no ledger has it."
+)
 @click.option(
     "--dry-run", is_flag=True, help="Have the service decide on the manifest as a proposal; nothing is recorded."
 )
@@ -69,6 +78,7 @@ def audit(
     manifest: Path | None,
     artifact: Path | None,
     release: str | None,
+    no_record: bool,
     dry_run: bool,
     ledger: Path | None,
     policy: Path | None,
@@ -96,10 +106,13 @@ def audit(
         raise click.UsageError(f"--json and --format {form} exclude each other")
     if rows is not None and artifact is None:
         raise click.UsageError("--rows are looked for in an --artifact: give one")
+    if no_record and (artifact is None or release is None):
+        raise click.UsageError("--no-record keeps what is found in an --artifact from a --release: give both")
     report = _audited(
         manifest,
         artifact=artifact,
         release=release,
+        is_recorded=not no_record,
         dry_run=dry_run,
         ledger=ledger,
         policy=policy,
@@ -122,6 +135,7 @@ def _audited(
     *,
     artifact: Path | None,
     release: str | None,
+    is_recorded: bool,
     dry_run: bool,
     ledger: Path | None,
     policy: Path | None,
@@ -139,6 +153,8 @@ def _audited(
     rules = _policy(policy)
     verdicts: Mapping[str, str] = {**(DEFAULT_VERDICTS if book is None else book.policy.findings), **rules["findings"]}
     findings, checked, reasons = list[Finding](), list[str](), list[Mapping[str, Any]]()
+    contents: Contents | None = None
+    is_told = False
     if said is not None or artifact is not None:
         facts = pre_release.from_manifest(
             said or Manifest(),
@@ -153,15 +169,17 @@ def _audited(
         # Without a manifest nobody had a chance to say anything: only what the file shows counts.
         codes = None if said is not None else _of_files(checklist.CHECKS)
         audited = checklist.audit(facts, codes=codes)
-        findings, checked = list(audited.findings), list(audited.checked)
+        findings, checked, contents = list(audited.findings), list(audited.checked), facts.contents
     if release is not None or dry_run:
         with _client() as client:
             if release is not None:
-                answer = client.audit(release)
+                told = None if contents is None or not is_recorded else _found(contents, findings, checked)
+                answer = _answer(client, release, told)
+                is_told = answer["reported"] is not None
                 findings += _only_theirs(answer, findings, is_opened=artifact is not None)
                 checked += [code for code in answer["checked"] if code not in checked]
-                if artifact is not None and answer["committed"] is not None:
-                    findings += _digest(artifact, answer["committed"]["sha256"], release)
+                if contents is not None and answer["committed"] is not None:
+                    findings += _digest(contents, answer["committed"]["sha256"], release)
                 if book is None:
                     verdicts = {**answer["policy"]["findings"], **rules["findings"]}
             if dry_run:
@@ -179,6 +197,7 @@ def _audited(
         denied=denied,
         checked=checked,
         reasons=reasons,
+        is_told=is_told,
     )
 
 
@@ -197,14 +216,13 @@ def _only_theirs(answer: Mapping[str, Any], mine: Sequence[Finding], *, is_opene
     ]
 
 
-def _digest(artifact: Path, recorded: str, release: str) -> list[Finding]:
+def _digest(contents: Contents, recorded: str, release: str) -> list[Finding]:
     from accountant.audit.findings import RULES  # noqa: PLC0415
-    from service.client import artifact_of  # noqa: PLC0415
 
-    found = str(artifact_of(artifact)["sha256"])
-    if found == recorded:
+    if contents.sha256 == recorded:
         return []
-    return [RULES["artifact.digest"].found("checked", found=found, where=f"release {release}", expected=recorded)]
+    where = f"release {release}"
+    return [RULES["artifact.digest"].found("checked", found=contents.sha256, where=where, expected=recorded)]
 
 
 # ---------------------------------------------------------------- what it is given
@@ -336,6 +354,31 @@ def _client() -> Stint:
         return Stint(retry_seconds=_PATIENCE_SECONDS)
     except ValueError as problem:
         raise CouldNot(f"STINT_KEY: {problem}") from None
+
+
+def _found(contents: Contents, findings: Sequence[Finding], checked: Sequence[str]) -> dict[str, Any]:
+    """What was found in a file, for a service that does not have it: the first of every rule, then the others."""
+    from accountant.audit.standing import REPORTABLE  # noqa: PLC0415
+
+    told = [each for each in findings if each.code in REPORTABLE]
+    firsts = list({each.code: each for each in reversed(told)}.values())
+    told = [*firsts, *(each for each in told if each not in firsts)]
+    return {
+        "sha256": contents.sha256,
+        "bytes": contents.bytes,
+        "checked": [code for code in checked if code in REPORTABLE],
+        "findings": [{"code": each.code, "evidence": dict(each.evidence)} for each in told[:_MOST_TOLD]],
+    }
+
+
+def _answer(client: Stint, release: str, told: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the service finds. A file that is not the artifact is told of here, and nowhere recorded."""
+    try:
+        return client.audit(release, found=told)
+    except StintError as problem:
+        if told is None or (problem.name, problem.problem.get("field")) != ("conflict", "found.sha256"):
+            raise
+        return client.audit(release)
 
 
 def _proposal(said: Manifest) -> dict[str, Any]:

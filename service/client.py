@@ -355,9 +355,12 @@ class Stint:
             f"/v1/releases/{_quoted(release)}/void", {"reason": reason} | ({"evidence": evidence} if evidence else {})
         )
 
-    def audit(self, release: str) -> Document:
-        """Check a release against the rules of docs/audits.md; what is found is recorded."""
-        return self._post(f"/v1/releases/{_quoted(release)}/audit", {})
+    def audit(self, release: str, *, found: Mapping[str, Any] | None = None) -> Document:
+        """Check a release against the rules of docs/audits.md; what is found is recorded.
+
+        `found` is what you found in its file, if the service does not have that: recorded as your word.
+        """
+        return self._post(f"/v1/releases/{_quoted(release)}/audit", {} if found is None else {"found": dict(found)})
 
     def release(self, release: str) -> Document:
         """Its charges, its decision and what became of it."""

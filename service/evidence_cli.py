@@ -122,7 +122,12 @@ def _lines(verdict: Verdict, *, checked_artifact: bool) -> list[str]:
     else:
         compared = "which is the file's" if checked_artifact else "with which no file was compared"
         lines.append(f"  Artifact sha256 {artifact['sha256']}, {compared}.")
-    lines.append(f"  Findings: {len(said['findings'])}.")
+    found = [f"{each['code']} ({each['severity']}, {each['basis']})" for each in said["findings"]]
+    lines.append(f"  {said['audit']['text']}")
+    lines.append(f"  Findings: {', '.join(found)}." if found else "  Findings: none is recorded.")
+    for each in said["violations"]:
+        since = ", and a policy has lifted that" if each["lifted"] else ""
+        lines.append(f"  Audit {each['audit']} found the promise of its mechanism false{since}.")
     return lines
 
 

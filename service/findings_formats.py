@@ -19,7 +19,10 @@ _LEVELS: Final = MappingProxyType({"error": "error", "warning": "warning", "note
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an audit came to. `failing` are the findings for which it fails, `reasons` why a service denies."""
+    """What an audit came to. `failing` are the findings for which it fails, `reasons` why a service denies.
+
+    `is_told` says whether a service has recorded what was found in the file.
+    """
 
     manifest: str
     artifact: str | None
@@ -28,6 +31,7 @@ class Report:
     denied: Sequence[Finding]
     checked: Sequence[str]
     reasons: Sequence[Mapping[str, Any]] = ()
+    is_told: bool = False
 
     @property
     def is_clean(self) -> bool:
@@ -40,7 +44,8 @@ def human(report: Report) -> str:
     lines = []
     for finding in sorted(report.findings, key=lambda each: SEVERITIES.index(each.severity)):
         word = "denied" if finding in report.denied else finding.severity
-        lines.append(f"{word}: {finding.code} ({finding.basis}): {finding.message}")
+        by = "" if finding.by is None else f", by the word of {finding.by}"
+        lines.append(f"{word}: {finding.code} ({finding.basis}{by}): {finding.message}")
         if finding.code in RULES and finding.severity != "note":
             lines.append(f"  {RULES[finding.code].remedy}")
     lines += [f"denied: {reason['code']}: {reason['message']}" for reason in report.reasons]
@@ -53,6 +58,8 @@ def human(report: Report) -> str:
     lines.append(
         f"{outcome}: {len(report.checked)} of {len(RULES)} rules had something to look at; {counted or 'none'} found."
     )
+    if report.is_told:
+        lines.append("What was looked at in the file, and what was found there, is in the ledger, as your word.")
     return "\n".join(lines) + "\n"
 
 
@@ -66,6 +73,7 @@ def as_json(report: Report) -> str:
         "findings": [{**each.to_json(), "denied": each in report.denied} for each in report.findings],
         "reasons": [dict(each) for each in report.reasons],
         "checked": list(report.checked),
+        "recorded": report.is_told,
     }
     return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
 

@@ -28,6 +28,12 @@ Verdicts = Annotated[
         examples=[{"pretraining.undeclared": "deny"}],
     ),
 ]
+MAX_REPORTED = 200  # findings of a client, in one audit
+Evidence = (
+    Annotated[int, Field(ge=0, le=2**53 - 1, strict=True)]
+    | Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    | Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+)
 Role = Literal["pipeline", "officer", "auditor", "worker", "admin"]
 Scope = Annotated[
     dict[str, Any],
@@ -238,6 +244,40 @@ class Commit(Closed):
     reason: Annotated[str, Field(min_length=1, max_length=2000)] | None = Field(
         default=None, description="why it is settled by hand, if it is; the ledger keeps it", examples=[None]
     )
+
+
+class FileFinding(Closed):
+    """A rule that a file breaks, with the evidence that docs/audits.md names for it."""
+
+    code: Annotated[str, Field(max_length=100)]
+    evidence: dict[Annotated[str, Field(max_length=50)], Evidence] = Field(default_factory=dict, max_length=8)
+
+
+class Opened(Closed):
+    """What whoever asks found in a file that the service does not have: their word, and recorded as such."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="of the very bytes that were looked at")]
+    bytes: Annotated[int, Field(ge=0, le=2**53 - 1, strict=True)] | None = None
+    checked: list[Annotated[str, Field(max_length=100)]] = Field(
+        min_length=1, max_length=200, description="the codes of all rules that had something to look at in the file"
+    )
+    findings: list[FileFinding] = Field(default_factory=list, max_length=MAX_REPORTED)
+
+
+class ReleaseAudit(Closed):
+    """An audit of a release, with what a client found in its artifact, if it has opened it."""
+
+    model_config = shown(
+        {
+            "found": {
+                "sha256": "0" * 64,
+                "checked": ["artifact.batch_norm", "artifact.not_finite"],
+                "findings": [{"code": "artifact.not_finite", "evidence": {"tensors": 1}}],
+            }
+        }
+    )
+
+    found: Opened | None = Field(default=None, examples=[None])
 
 
 class Void(Closed):

@@ -42,7 +42,7 @@ from service.sweeper import Rescuer
 from trainers.catalog import mechanism as find_mechanism
 
 if TYPE_CHECKING:
-    from accountant.audit.findings import Finding
+    from accountant.audit.checklist import Audited
     from service.api.context import Parts
     from service.settings import Settings
     from service.store.writer import Decide
@@ -340,8 +340,8 @@ class Worker:
         if error is None:
             try:
                 artifact = self._staging.measured(job, token) | {"uri": uri(begun.release)}
-                found = self._found(begun, sha256=artifact["sha256"])
-                return jobs.commit(job=job, token=token, artifact=artifact, findings=found), None
+                found = self._audited(begun, sha256=artifact["sha256"])
+                return jobs.commit(job=job, token=token, artifact=artifact, audited=found), None
             except Unreleasable:
                 error = "unreleasable"
             except (
@@ -357,7 +357,7 @@ class Worker:
         self._staging.discard(job, token)
         return jobs.fail(job=job, token=token, error=error), error
 
-    def _found(self, begun: Begun, *, sha256: str) -> Sequence[Finding]:
+    def _audited(self, begun: Begun, *, sha256: str) -> Audited:
         """What there is to say against what an attempt made, before it may leave."""
         parts = self._parts
         body = body_of(parts, begun.release)
@@ -367,7 +367,7 @@ class Worker:
             raise OSError("the file changed while it was looked at")
         earlier, labels = gathered.earlier(), gathered.labels()
         with parts.books.read(begun.population) as book:
-            return gathered.audit(book, contents, earlier=earlier, labels=labels).findings
+            return gathered.audit(book, contents, earlier=earlier, labels=labels)
 
     def _decide(self, begun: Begun | BegunAudit, decide: Decide) -> str | None:
         """What became of the job, or "refused" if this attempt has no say any more; None if that is not known yet."""

@@ -56,6 +56,7 @@ class Finding:
     severity: Severity
     message: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    by: str | None = None  # the key of a client that opened the file, where it is the client's word
 
     def __post_init__(self) -> None:
         for name, value, known in (("basis", self.basis, _BASES), ("severity", self.severity, SEVERITIES)):
@@ -76,7 +77,7 @@ class Finding:
             "remedy": "" if rule is None else rule.remedy,
             "source": "" if rule is None else rule.source,
             "evidence": dict(self.evidence),
-        }
+        } | ({} if self.by is None else {"by": self.by})
 
     def to_record(self) -> dict[str, Any]:
         """The finding as a ledger keeps it: what was found, without words that can be had from its rule."""
@@ -90,18 +91,20 @@ def finding_from(document: Mapping[str, Any]) -> Finding:
         case {"code": str(code), "basis": "checked" | "attested" as basis, "severity": str(severity)} if (
             severity in SEVERITIES
         ):
-            evidence = document.get("evidence", {})
+            evidence, by = document.get("evidence", {}), document.get("by")
         case _:
             raise InvalidDocument("finding", document, "an object with code, basis and severity")
     if not isinstance(evidence, Mapping):
         raise InvalidDocument("finding.evidence", evidence, "an object")
+    if by is not None and not isinstance(by, str):
+        raise InvalidDocument("finding.by", by, "a text")
     rule = RULES.get(code)
     try:
         message = f"Finding {code}." if rule is None else rule.message.format_map(evidence)
     except (KeyError, IndexError):  # evidence of another version
         assert rule is not None
         message = f"{rule.title}."
-    return Finding(code=code, basis=basis, severity=severity, message=message, evidence=evidence)
+    return Finding(code=code, basis=basis, severity=severity, message=message, evidence=evidence, by=by)
 
 
 #: What a policy says of findings unless it says otherwise: errors deny.

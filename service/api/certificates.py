@@ -51,14 +51,8 @@ def envelope_of(parts: Parts, release: str) -> bytes:
     body = body_of(parts, release)
     with parts.books.read(owner_of(parts, release)) as book:
         given = certificates.facts(book, release, body)
-    found = audits.findings_of(audits.bodies(parts.database, release))
-    return certificates.certificate(
-        parts.database,
-        parts.secrets,
-        given,
-        labels_of=_labels_of(parts),
-        findings=[{"code": each.code, "basis": each.basis, "severity": each.severity} for each in found],
-    )
+    entries = audits.entries_of(parts.database, release)
+    return certificates.certificate(parts.database, parts.secrets, given, entries=entries, labels_of=_labels_of(parts))
 
 
 def _labels_of(parts: Parts) -> Any:

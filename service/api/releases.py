@@ -35,7 +35,7 @@ from service.errors import NotFound, Problem
 from service.operations import audits, releases
 from service.operations.keys import Actor
 from service.operations.releases import Proposal
-from service.schemas import Commit, NewRelease, NewReleases, PopulationName, Void
+from service.schemas import Commit, NewRelease, NewReleases, PopulationName, ReleaseAudit, Void
 from service.store.writer import Answer, Decide, Idempotency
 from trainers.catalog import mechanism as find_mechanism
 
@@ -224,9 +224,9 @@ def list_all(
 def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
     """Its charges, its decision and what became of it."""
     body = body_of(parts, release)
-    found = audits.findings_of(audits.bodies(parts.database, release))
+    entries = audits.entries_of(parts.database, release)
     with parts.books.read(owner_of(parts, release)) as book:
-        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, findings=found)
+        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, entries=entries)
         budget, adjacency = book.policy.budget, book.adjacency
     # They may take seconds, and need the book no more.
     return {**shown, "engines": releases.engines(body, delta=budget.delta, adjacency=adjacency)}
@@ -285,30 +285,37 @@ async def void(
     "/{release}/audit", responses=problems("not-found", "conflict", "key-reused"), summary="Check it against the rules"
 )
 async def audit(
-    release: ReleaseId, request: Request, parts: Service, actor: Auditing, key: IdempotencyKey = None
+    release: ReleaseId,
+    request: Request,
+    parts: Service,
+    actor: Auditing,
+    asked: ReleaseAudit | None = None,
+    key: IdempotencyKey = None,
 ) -> JSONResponse:
     """What is known of it (declarations, ledger, job, policy, artifact) against docs/audits.md; findings are recorded.
 
-    An artifact is opened if it lies in the artifacts folder, and never run. Sent again it adds no entry, unless
-    something else is found.
+    An artifact is opened if it lies in the artifacts folder, and never run. Whoever has opened it elsewhere may say
+    what they `found` there: that is recorded as their word, if the digest is that of the artifact, or if none is
+    committed yet. Sent again it adds no entry, unless something else is found.
     """
-    population, operation = await run_in_threadpool(_audited, parts, release)
+    report = None if asked is None or asked.found is None else audits.report_from(asked.found)
+    population, operation = await run_in_threadpool(_audited, parts, release, actor, report)
     return answered(await decide(request, parts, actor, population, operation, key))
 
 
-def _audited(parts: Parts, release: str) -> tuple[str, Decide]:
+def _audited(parts: Parts, release: str, actor: Actor, report: dict[str, Any] | None) -> tuple[str, Decide]:
     """What the checklist finds, and the operation that writes it down; so many at a time, since files are read."""
     if not _LOOKING.acquire(blocking=False):
         raise Problem("busy", "Other releases are being audited.")
     try:
-        return _looked_at(parts, release)
+        return _looked_at(parts, release, actor, report)
     finally:
         _LOOKING.release()
 
 
-def _looked_at(parts: Parts, release: str) -> tuple[str, Decide]:
+def _looked_at(parts: Parts, release: str, actor: Actor, report: dict[str, Any] | None) -> tuple[str, Decide]:
     """Files are read without the book's lock."""
-    entries = audits.bodies(parts.database, release)
+    entries = audits.entries_of(parts.database, release)
     gathered = audits.Gathered(parts.database, parts.books, parts.settings.artifacts_folder, body_of(parts, release))
     try:
         contents = gathered.opened(gathered.file(release))
@@ -316,26 +323,26 @@ def _looked_at(parts: Parts, release: str) -> tuple[str, Decide]:
         contents = None
     earlier, labels = ([], None) if contents is None else (gathered.earlier(), gathered.labels())
     with parts.books.read(gathered.population) as book:
-        audited = gathered.audit(book, contents, earlier=earlier, labels=labels, since=entries[:-1])
+        since = [each for _, each in reversed(entries[1:])]
+        audited = gathered.audit(book, contents, earlier=earlier, labels=labels, since=since)
         verdicts, version = book.policy.findings, book.policy.version
         committed = book.releases[release].artifact
-    last = next((each for each in entries if each["kind"] == "release.audited"), None)
     artifact = None if contents is None else {"sha256": contents.sha256, "bytes": contents.bytes}
-    denied = [is_denied(each, verdicts) for each in audited.findings]
+    body = audits.body_of_audit(release, audited, policy=version, artifact=artifact, report=report)
+    found = audits.findings_of([*entries, (0, {**body, "actor": actor.id})])
+    denied = [is_denied(each, verdicts) for each in found]
     shown = {
         "release": release,
         "population": gathered.population,
         "denied": any(denied),
-        "findings": [
-            {**each.to_json(), "denied": refused} for each, refused in zip(audited.findings, denied, strict=True)
-        ],
+        "findings": [{**each.to_json(), "denied": refused} for each, refused in zip(found, denied, strict=True)],
         "checked": list(audited.checked),
         "artifact": artifact,
+        "reported": None if report is None else {**report["artifact"], "checked": report["checked"]},
         "committed": None if committed is None else {"sha256": committed["sha256"]},
         "policy": {"version": version, "findings": dict(verdicts)},
     }
-    operation = audits.record(release=release, audited=audited, artifact=artifact, last=last, shown=shown)
-    return gathered.population, operation
+    return gathered.population, audits.record(body, by=actor.id, entries=entries, shown=shown)
 
 
 async def _population_of(parts: Parts, release: str) -> str:

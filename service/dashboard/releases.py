@@ -113,9 +113,9 @@ def one(release: ReleaseId, parts: Service, actor: OneVisitor) -> dict[str, Any]
 def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
     body = releases_api.body_of(parts, release)
     population = releases_api.owner_of(parts, release)
-    found = audits.findings_of(audits.bodies(parts.database, release))
+    entries = audits.entries_of(parts.database, release)
     with parts.books.read(population) as book:
-        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, findings=found)
+        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, entries=entries)
         known = book.releases[release]
         timeline = _timeline(parts, release, book)
         return {

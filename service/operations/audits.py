@@ -1,7 +1,9 @@
 """Audits of releases: what is known is gathered, the checklist decides, and findings are entries of the ledger.
 
 A finding that was told to somebody is a fact of the population's history, like a refusal: so it stands in the log,
-where nobody can take it back. An audit that finds what the last one found writes nothing.
+where nobody can take it back. An audit that finds what the last one found writes nothing. Where the service has no
+file, a client that has it may say what it found there: that is written as its word, under its key, and never as a look
+of the service's own (`accountant.audit.standing`).
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
 from accountant.audit import checklist
-from accountant.audit.findings import RULES, Finding, finding_from
+from accountant.audit.findings import RULES, Finding, Rule
 from accountant.audit.manifests import text_of
-from accountant.canonical import canonical, from_canonical
+from accountant.audit.standing import REPORTABLE, against
+from accountant.canonical import from_canonical
 from service import pre_release
-from service.errors import NotFound
+from service.errors import NotFound, Problem
 from service.operations import jobs
 from service.operations.populations import entry
 from service.store.writer import Decide, Outcome
@@ -35,36 +39,27 @@ if TYPE_CHECKING:
 
     from accountant.audit.checklist import Audited
     from accountant.audit.contents import Contents, Earlier
-    from accountant.book import Body, Book
+    from accountant.book import Body, Book, Release
     from accountant.chain import Link
+    from service.schemas import Opened
     from service.store.books import Books
     from service.store.database import Database
 
-_MOST_ENTRIES: Final = 10_000  # of one release: a proposal, its end, and audits that found something new
+MOST_ENTRIES: Final = 1000  # of one release: a proposal, its end, and audits that found something new
 _RELEASE: Final = re.compile(r"rel_[0-9A-Z]{26}")
-_ENTRIES = text(
-    "SELECT body FROM entry WHERE release = :release AND kind IN ('release.held', 'release.denied', "
-    "'release.committed', 'release.voided', 'artifact.attached', 'release.audited') ORDER BY number DESC LIMIT :most"
-)
+_ENTRIES = text("SELECT number, body FROM entry WHERE release = :release ORDER BY number")
 
 
-def bodies(database: Database, release: str) -> list[dict[str, Any]]:
-    """The entries of a release that may hold findings, newest first; the last is its proposal."""
+def entries_of(database: Database, release: str) -> list[tuple[int, dict[str, Any]]]:
+    """All entries of a release with their numbers, oldest first; the first is its proposal. There are not many."""
     with database.transaction() as connection:
-        found = connection.execute(_ENTRIES, {"release": release, "most": _MOST_ENTRIES}).scalars().all()
-    return [from_canonical(bytes(body)) for body in found]
+        rows = connection.execute(_ENTRIES, {"release": release}).all()
+    return [(row.number, from_canonical(bytes(row.body))) for row in rows]
 
 
-def findings_of(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """What stands against a release: what its last audit found, and what was found since; newest entries first."""
-    found: dict[bytes, Finding] = {}
-    for body in entries:
-        for record in body.get("findings", ()):
-            found.setdefault(canonical(record), finding_from(record))
-        if body["kind"] == "release.audited":
-            break
-    order = {code: place for place, code in enumerate(RULES)}
-    return sorted(found.values(), key=lambda each: order.get(each.code, len(order)))
+def findings_of(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[Finding, ...]:
+    """What stands against a release, from its entries."""
+    return against(body for _, body in entries).findings
 
 
 class Gathered:
@@ -143,7 +138,7 @@ class Gathered:
         labels: Sequence[str] | None,
         since: Sequence[Mapping[str, Any]] = (),
     ) -> Audited:
-        """The whole checklist; `since` are the entries of the release after its proposal."""
+        """The whole checklist; `since` are the entries of the release after its proposal, newest first."""
         said = [each["declared"] for each in since if "declared" in each]
         artifacts = [each["artifact"] for each in since if "artifact" in each and each["kind"] != "release.audited"]
         facts = pre_release.of_release(
@@ -185,27 +180,47 @@ def _population_of(database: Database, release: str) -> str:
     return str(name)
 
 
-def record(
-    *,
+def body_of_audit(
     release: str,
     audited: Audited,
+    *,
+    policy: int,
     artifact: Mapping[str, Any] | None,
-    last: Mapping[str, Any] | None,
-    shown: Mapping[str, Any],
+    report: Mapping[str, Any] | None,
+) -> Body:
+    """What an audit found as an entry has it; `artifact` is the file that the service opened, `report` a client's."""
+    body: Body = {
+        "kind": "release.audited",
+        "release": release,
+        "findings": [finding.to_record() for finding in audited.findings],
+        "checked": list(audited.checked),
+        "policy": policy,
+    }
+    body |= {} if artifact is None else {"artifact": dict(artifact)}
+    return body | ({} if report is None else {"reported": dict(report)})
+
+
+def record(
+    body: Body, *, by: str, entries: Sequence[tuple[int, Mapping[str, Any]]], shown: Mapping[str, Any]
 ) -> Decide:
-    """Write down what was found, unless the last audit, in the body `last`, found the same in the same file."""
+    """Write down what was found, unless the last audit among these entries says the same, and `by` has said its part.
+
+    What a client says of a file is written only if that file is the artifact, or may still become it.
+    """
+    made = [each for _, each in entries if each["kind"] == "release.audited"]
+    report = body.get("reported")
+    is_new = (
+        not made
+        or any(made[-1].get(name) != body.get(name) for name in ("findings", "artifact", "policy"))
+        or (report is not None and (by, report) not in [(each["actor"], each.get("reported")) for each in made])
+    )
+    if is_new and len(made) >= MOST_ENTRIES:
+        message = f"There are {MOST_ENTRIES:,} audits of release {body['release']} already, each with other findings."
+        raise Problem("conflict", message)
 
     def decide(book: Book, _at: datetime, _connection: Connection | None) -> Outcome:
-        body: Body = {
-            "kind": "release.audited",
-            "release": release,
-            "findings": [finding.to_record() for finding in audited.findings],
-            "checked": list(audited.checked),
-            "policy": book.policy.version,
-        }
-        if artifact is not None:
-            body["artifact"] = dict(artifact)
-        is_new = last is None or any(last.get(name) != body.get(name) for name in ("findings", "artifact", "policy"))
+        if report is not None:
+            _must_be_the_artifact(book.releases[body["release"]], report["artifact"]["sha256"])
 
         def respond(links: Sequence[Link]) -> dict[str, Any]:
             return {**shown, "entry": entry(links[-1] if links else book.chain.link)}
@@ -213,3 +228,46 @@ def record(
         return Outcome(bodies=[body] if is_new else [], status=200, respond=respond)
 
     return decide
+
+
+def _must_be_the_artifact(known: Release, digest: str) -> None:
+    if known.artifact is not None and known.artifact["sha256"] != digest:
+        message = f"The file has SHA-256 {digest}, and the artifact of release {known.id} {known.artifact['sha256']}."
+        raise Problem("conflict", message, "found.sha256")
+    if known.status == "held" and known.expires_at is None:
+        message = f"Release {known.id} belongs to a job, and its worker opens what it makes: there is no file yet."
+        raise Problem("conflict", message, "found")
+
+
+# ---------------------------------------------------------------- what a client found
+
+
+def report_from(found: Opened) -> dict[str, Any]:
+    """What a client says of a file, as an entry has it: its own word, in findings of rules that look into files.
+
+    Severity and words are those of our rules, and evidence is what those words have a place for: what a client sends
+    is read by others, so there is no room for a text of its own beside it.
+    """
+    records = []
+    for place, each in enumerate(found.findings):
+        names = {name for _, name, _, _ in Formatter().parse(_reportable(each.code, f"findings.{place}").message)}
+        if strange := sorted(set(each.evidence) - names):
+            message = f"{each.code} has no evidence {strange[0]!r}."
+            raise Problem("invalid", message, f"found.findings.{place}.evidence")
+        finding = Finding(
+            code=each.code, basis="attested", severity=RULES[each.code].severity, message="", evidence=each.evidence
+        )
+        records.append(finding.to_record())
+    for place, code in enumerate(found.checked):
+        _reportable(code, f"checked.{place}")
+    if missing := sorted({each.code for each in found.findings} - set(found.checked)):
+        raise Problem("invalid", f"{missing[0]} was found, and is not among the rules that were checked.", "found")
+    artifact = {"sha256": found.sha256} | ({} if found.bytes is None else {"bytes": found.bytes})
+    return {"artifact": artifact, "findings": records, "checked": [code for code in RULES if code in found.checked]}
+
+
+def _reportable(code: str, where: str) -> Rule:
+    if code not in REPORTABLE:
+        message = f"{code!r} is no rule of this version that looks into a file (docs/audits.md)."
+        raise Problem("invalid", message, f"found.{where}")
+    return RULES[code]

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import text
 
 from accountant import certificates, envelopes
+from accountant.audit.contents import label_digest
+from accountant.audit.manifests import texts_of
+from accountant.audit.standing import Looked, against, looked_at
 from accountant.book import Book, Release
 from accountant.canonical import canonical, from_canonical
 from accountant.certificates import Certified, Exposure
@@ -21,6 +24,7 @@ from trainers.catalog import CATALOG
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from accountant.audit.findings import Finding
     from accountant.audit.series import PlannedAudit
     from accountant.events import Adjacency
     from accountant.filters import Filter
@@ -33,12 +37,11 @@ CERTIFIED: Final = ("committed", "expired")
 PLACES: Final = frozenset({"chain", "offset"})
 _LONGEST: Final = 4096  # of an event or of parameters, spelled; what is longer is known by its digest
 _DIGEST: Final = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
-_ENTRIES = text("SELECT number, kind, body FROM entry WHERE release = :release AND kind = ANY(:kinds) ORDER BY number")
 _POLICIES = text(
     "SELECT body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
     "AND number <= :upto AND kind IN ('population.created', 'policy.changed') ORDER BY number"
 )
-_KINDS: Final = ["release.held", "release.committed", "release.expired", "artifact.attached"]
+_KINDS: Final = frozenset({"release.held", "release.committed", "release.expired", "artifact.attached"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,27 +102,30 @@ def certificate(
     secrets: Secrets,
     given: Facts,
     *,
+    entries: Sequence[tuple[int, Mapping[str, Any]]],
     labels_of: Callable[[str], str | None],
-    findings: Sequence[Mapping[str, Any]] = (),
 ) -> bytes:
-    """The signed certificate, as the bytes of its envelope. Asked again, they are the same.
+    """The signed certificate, as the bytes of its envelope. Asked again, they are the same if nothing was added.
 
-    `labels_of` finds the digest of a label set by the release that told it; `findings` are what audits recorded of this
-    one. The engines may take seconds, and so this asks for no book.
+    `entries` are all of the release, oldest first: an artifact that is attached later changes what they say, and so
+    does an audit. `labels_of` finds the digest of a label set by the release that told it. The engines may take
+    seconds, and so this asks for no book.
     """
     release = given.known.id
-    with database.transaction() as connection:
-        rows = connection.execute(_ENTRIES, {"release": release, "kinds": _KINDS}).all()
-    entries = [(row.number, from_canonical(bytes(row.body))) for row in rows]
-    last, ended = entries[-1], entries[1][1]
-    sure = accepted(database, given.population, last[0])
+    looked, found = looked_at(entries), against(body for _, body in entries).findings
+    own = [(number, body) for number, body in entries if body["kind"] in _KINDS]
+    named = [(number, body) for number, body in entries if body["kind"] in _KINDS or number == looked.entry]
+    last, ended = named[-1], own[1][1]
+    sure = accepted(database, given.population, own[-1][0])
     seen = evidence.covering(database, secrets, population=given.population, number=last[0], at=last[1]["at"])
     proved = evidence.prove_entries(
-        database, population=given.population, numbers=[number for number, _ in entries], seen=seen
+        database, population=given.population, numbers=[number for number, _ in named], seen=seen
     )
-    for shown, (_, body) in zip(proved["entries"], entries, strict=True):
+    for shown, (_, body) in zip(proved["entries"], named, strict=True):
         shown |= {"kind": body["kind"], "at": body["at"]}
-    artifact = next((body["artifact"] for _, body in reversed(entries) if body.get("artifact")), None)
+    by_number = {shown["number"]: shown for shown in proved["entries"]}
+    proved["entries"] = [by_number[number] for number, _ in own]
+    artifact = next((body["artifact"] for _, body in reversed(own) if body.get("artifact")), None)
     decision = given.body["decision"]
     predicate = {
         "release": {
@@ -156,14 +162,34 @@ def certificate(
         },
         "artifact": None if artifact is None else {"sha256": artifact["sha256"], "bytes": artifact.get("bytes")},
         "label_space": _label_space(given.body, labels_of),
-        "findings": [dict(each) for each in findings],
+        "findings": [_finding(each) for each in found],
         "ledger": proved,
     }
+    if looked.made is not None:
+        predicate["audit"] = _audit(looked, by_number) if looked.made else None
     if given.violations:
         predicate["violations"] = [_violation(audit, given) for audit in given.violations]
     payload = certificates.payload(predicate=predicate, signer=secrets.public_key)
     signature = secrets.signing.sign(envelopes.signed_bytes(payload))
     return envelopes.envelope(payload, signature=signature, signer=secrets.public_key)
+
+
+def _finding(found: Finding) -> dict[str, Any]:
+    """A finding without its evidence; what a client says that it found is marked as such, and not by whose key."""
+    shown = {"code": found.code, "basis": found.basis, "severity": found.severity}
+    return shown if found.by is None else shown | {"by": "client"}
+
+
+def _audit(looked: Looked, entries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """What was looked at, with the entry that says so."""
+    assert looked.entry is not None
+    return {
+        "entry": dict(entries[looked.entry]),
+        "checked": list(looked.checked),
+        "reported": list(looked.reported),
+        "artifact_opened": looked.opened_by is not None,
+        "opened_by": looked.opened_by,
+    }
 
 
 def _violation(audit: PlannedAudit, given: Facts) -> dict[str, Any]:
@@ -238,12 +264,23 @@ def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label_space(body: Mapping[str, Any], labels_of: Callable[[str], str | None]) -> dict[str, Any] | None:
-    """Where the labels come from, with the digest of their set where one is known; the pipeline's word."""
-    match body["declared"].get("label_space"):
-        case {"source": "released", "release": str(release)}:
-            return {"source": "released", "release": release[:100], "sha256": labels_of(release)}
+    """Where the labels come from, with the digest of their set where one is known; the pipeline's word.
+
+    The digest is that of the release which told them, else the one that is declared, else that of the names: of a set
+    that was fixed or released before, since one that was taken from the data would be told by its digest.
+    """
+    declared = body["declared"]
+    match declared.get("label_space"):
         case {"source": str(source), **more}:
+            release = more.get("release") if source == "released" else None
+            told = labels_of(release) if isinstance(release, str) else None
             found = _DIGEST.fullmatch(str(more.get("digest", "")))
-            return {"source": source[:100], "release": None, "sha256": None if found is None else found[1]}
+            labels = texts_of(declared, "label_space", "labels") if source in {"prior", "released"} else None
+            named = label_digest(labels).removeprefix("sha256:") if labels else None
+            return {
+                "source": source[:100],
+                "release": release[:100] if isinstance(release, str) else None,
+                "sha256": told or (named if found is None else found[1]),
+            }
         case _:
             return None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from accountant.audit.findings import Finding
+    from accountant.audit.checklist import Audited
     from accountant.book import Body, Book
     from accountant.chain import Link
     from service.operations.keys import Actor
@@ -240,13 +240,16 @@ def cancel(*, job: str, by: Actor, reason: str | None = None) -> Decide:
     return decide
 
 
-def commit(*, job: str, token: int, artifact: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Decide:
+def commit(*, job: str, token: int, artifact: Mapping[str, Any], audited: Audited | None = None) -> Decide:
     """What the current attempt made leaves the house; any other attempt is told that it is too late.
+
+    `audited` is what its worker found when it opened that, and what it looked for.
 
     Asked again by an attempt that did not hear the answer, it changes nothing and answers the same. From a population
     that was frozen meanwhile nothing leaves, nothing of a mechanism that an audit blocks, and nothing with a finding
     for which the policy denies a release: the job fails, and its release is voided.
     """
+    findings = () if audited is None else audited.findings
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
@@ -266,6 +269,8 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], findings: Seque
             codes = sorted({each.code for each in denied})
             return _retried_or_failed(book, at, connection, row, "finding.denied", evidence={"findings": codes})
         body: Body = {"kind": "release.committed", "release": known.id, "artifact": dict(artifact)}
+        if audited is not None:
+            body["checked"] = list(audited.checked)
         if findings:
             body["findings"] = [each.to_record() for each in findings]
         _end(connection, row, "committed", at, artifact=artifact)

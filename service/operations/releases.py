@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from accountant import sealed
 from accountant.audit.findings import RULES, denying
 from accountant.audit.manifests import STATEMENTS
+from accountant.audit.standing import against, looked_at
 from accountant.book import bitmap_to
 from accountant.engines import ENGINES
 from accountant.errors import AccountantError
@@ -495,9 +496,12 @@ def detail(
     body: Mapping[str, Any],
     *,
     sees_individuals: bool,
-    findings: Sequence[Finding],
+    entries: Sequence[tuple[int, Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """A release with its charges and the decision that was made; whom it touched is for officers and auditors."""
+    """A release with its charges and the decision that was made; whom it touched is for officers and auditors.
+
+    What stands against it, and what was looked at to find that, follows from its entries in the log.
+    """
     charges = []
     for charge in body["charges"]:
         scope, _, _ = book.scope(charge["scope"])
@@ -515,7 +519,8 @@ def detail(
         "charges": charges,
         "declared": body["declared"],
         "decision": body["decision"],
-        "findings": [finding.to_json() for finding in findings],
+        "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
+        "audit": looked_at(entries).to_json(),
         "policy": body["policy"],
     }
 

@@ -1,8 +1,9 @@
 """Everything about a population for a period, or about one release, in one document that a regulator can read.
 
-It is read from the log: the book is replayed up to the start of the period, then up to its end, so the same period has
-the same report for ever, apart from when it was made and from certificates of artifacts that were attached later.
-Nobody is named in it: counts, and never who was touched.
+It is read from the log: the book is replayed up to the start of the period, then up to its end. Asked again, the same
+period has the same report, apart from when it was made and from its certificates: those say what is known of a release
+today, so they change with an artifact that is attached, an audit that is made, or a violation that is found or lifted
+later. Nobody is named in it: counts, and never who was touched.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from sqlalchemy import text
 
 from accountant import certificates as certified
 from accountant import envelopes
-from accountant.audit.findings import DEFAULT_VERDICTS, RULES, finding_from
+from accountant.audit.findings import DEFAULT_VERDICTS, RULES
+from accountant.audit.standing import findings_in
 from accountant.book import Book
 from accountant.canonical import from_canonical
 from service.errors import NotFound, Problem
@@ -64,6 +66,13 @@ METHOD: Final = (
         "nobody says what became of it, it counts as if it had left."
     ),
     (
+        "Before a release leaves, rules are checked against what is known of it: what its pipeline says, the ledger, "
+        "and the file itself where somebody has opened it. And mechanisms are attacked, on data that is made up, to "
+        "disprove what they promise: an attack shows, with a stated confidence, how large ε is at least. Where that is "
+        "more than was promised, the mechanism is blocked. All attacks in a population's life together call a true "
+        "promise false with a probability of at most 5 % (docs/audits.md, docs/soundness.md)."
+    ),
+    (
         "Every decision, refusals and changes of policy included, is an entry in a chain of hashes. Signed checkpoints "
         "over these chains show later changes to anybody who kept one (docs/ledger.md)."
     ),
@@ -71,8 +80,9 @@ METHOD: Final = (
 NOT_SHOWN: Final = (
     (
         "The report shows what was declared to the ledger and what was decided there. It does not show that a pipeline "
-        "did what it declared, or that nothing was released without asking; audits look for that, and their findings "
-        "are listed if there are any."
+        "did what it declared, or that nothing was released without asking. Audits look for signs of that: their "
+        "findings are listed, and of every release that left it is said what was looked at. Where nobody looked, that "
+        "there is no finding tells nothing."
     ),
     "It names no one: how many were touched is told, and never who.",
 )
@@ -347,7 +357,7 @@ def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
 def _findings(number: int, document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What an entry says against its release, in words."""
     where = {"release": document.get("release"), "entry": number}
-    return [where | finding_from(record).to_json() for record in document.get("findings", ())]
+    return [where | found.to_json() for found in findings_in(document)]
 
 
 def _audit(book: Book, audit: str) -> dict[str, Any]:
@@ -413,7 +423,7 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             reasons = ", ".join(each["code"] for each in document["decision"]["reasons"])
             return f"Release {release} ({document['release_kind']}) was denied: {reasons}."
         case "release.audited":
-            return f"Release {release} was audited, with {len(document['findings']):,} findings."
+            return _audited_in_words(document)
         case "release.committed":
             artifact = document.get("artifact")
             named = f", as the artifact {artifact['sha256']}" if artifact else ""
@@ -430,6 +440,21 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             return f"Audit {audit.id}: {audit.sentence}"
         case kind:
             return f"Entry of the kind {kind}."
+
+
+def _audited_in_words(document: Mapping[str, Any]) -> str:
+    """What an audit looked at, and how much it found; which findings those are is told beside it."""
+    opened = "the service opened the artifact" if "artifact" in document else "the service did not open the artifact"
+    said = (
+        f"Release {document['release']} was audited: {len(document['checked']):,} rules were checked, {opened}, and "
+        f"{len(document['findings']):,} findings were made."
+    )
+    if (report := document.get("reported")) is None:
+        return said
+    return (
+        f"{said} Whoever asked had opened the file {report['artifact']['sha256']}, and says that of "
+        f"{len(report['checked']):,} rules that were checked there {len(report['findings']):,} findings were made."
+    )
 
 
 def _certificates(ended: Sequence[str], certify: Certify) -> dict[str, Any]:
@@ -449,6 +474,8 @@ def _certificates(ended: Sequence[str], certify: Certify) -> dict[str, Any]:
                 "proof_status": own["proof_status"],
                 "engine": own["engine"],
                 "text": own["text"],
+                "findings": [each["code"] for each in predicate["findings"]],
+                "audit": certified.looked(predicate).to_json(),
             }
         )
     return {"certificates": found, "certificates_in_all": len(ended)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accountant import book as ledger_book
 from accountant import certificates
+from accountant.audit.findings import RULES
 from accountant.guarantees import Guarantee
 from accountant.ledger import LIFELONG
 from service.operations import readings
@@ -131,6 +132,7 @@ def _released(book: Book, document: Mapping[str, Any], ordinal: int) -> dict[str
         "epsilon_upper": alone(book, document, ordinal),
         "delta": book.promise.delta,
         "artifact": None if release.artifact is None else {"sha256": release.artifact["sha256"]},
+        "findings": [code for code, severity in release.findings if severity == "error"],
     }
 
 
@@ -193,6 +195,8 @@ def _sentence(each: Mapping[str, Any]) -> str:
         cost = f" Alone it stays within ε ≤ {up(each['epsilon_upper'])} at δ = {plain(each['delta'])}."
     else:
         cost = f" How much it tells is not proved: its mechanism is {each['proof_status']}."
+    if titles := [RULES[code].title if code in RULES else code for code in each["findings"]]:
+        cost += f" It may tell more than it was charged for, since a check found: {'; '.join(titles)}."
     return (
         f"{moment(each['at'])}: {KINDS[each['kind']]}{named}{method} (release {each['release']}); "
         f"{BECAME[each['status']]}.{'' if each['status'] == 'voided' else cost}"

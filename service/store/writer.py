@@ -397,7 +397,8 @@ class _Page:
         spelled = book.append(body, at=self._stamp, actor=actor, held=held)
         self._entries.append((book.name, book.chain.link, body["kind"], body.get("release"), spelled))
         if body["kind"] in _WITH_FINDINGS:
-            self.findings.update((each["code"], each["severity"]) for each in body.get("findings", ()))
+            told = (*body.get("findings", ()), *body.get("reported", {}).get("findings", ()))
+            self.findings.update((each["code"], each["severity"]) for each in told)
         match body["kind"]:
             case "release.held":
                 self._held[body["release"]] = (book.name, body.get("expires_at"))

@@ -176,6 +176,77 @@ def test_without_an_artifact_the_entry_is_the_subject() -> None:
     assert set(subject["digest"]) == {certificates.ENTRY_ALGORITHM}
 
 
+# ---------------------------------------------------------------- what was looked at
+
+
+def audited(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    """A predicate whose entry 6 is an audit that opened the artifact."""
+
+    def change(document: dict[str, Any]) -> None:
+        log = chain.begin("clinic-a")
+        links = []
+        for number in range(7):
+            log = log.append(canonical({"kind": "entry", "number": number}))
+            links.append(log.link)
+        path = inclusion_proof([leaf_hash(link.hash) for link in links], index=5)
+        entry = {
+            "kind": "release.audited",
+            "number": 6,
+            "at": "2026-11-17T00:00:00.000000Z",
+            "hash": links[5].hash.hex(),
+            "path": [step.hex() for step in path],
+        }
+        document["audit"] = {
+            "entry": entry | changes.pop("entry", {}),
+            "checked": ["state.raw", "artifact.batch_norm"],
+            "reported": [],
+            "artifact_opened": True,
+            "opened_by": "service",
+        } | changes
+
+    return change
+
+
+def said_of(content: bytes) -> Any:
+    return verify(content, is_signed=is_signed, trusted=[public(OURS)]).to_json()["certificate"]["audit"]
+
+
+def test_it_says_what_was_looked_at_and_old_certificates_do_not_state_it() -> None:
+    assert said_of(STORED.read_bytes())["text"] == "Not stated: nothing says whether anybody looked."
+    nobody = said_of(certificate(lambda document: document.update(audit=None)))
+    assert (nobody["made"], nobody["artifact_opened"]) == (False, False)
+    assert nobody["text"].startswith("Not audited: nobody opened the artifact")
+    seen = said_of(certificate(audited()))
+    assert (seen["made"], seen["entry"], seen["opened_by"], len(seen["checked"])) == (True, 6, "service", 2)
+    unopened = said_of(certificate(audited(artifact_opened=False, opened_by=None)))
+    assert unopened["text"].endswith("Nobody opened the artifact.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"artifact_opened": False}, "predicate.fields"),
+        ({"opened_by": None}, "predicate.fields"),
+        ({"opened_by": "somebody"}, "predicate.fields"),
+        ({"checked": [1]}, "predicate.fields"),
+        ({"reported": None}, "predicate.fields"),
+        ({"entry": {"kind": "release.voided"}}, "predicate.fields"),
+        ({"entry": {"hash": "00" * 32}}, "ledger.entry"),
+        ({"entry": {"kind": "release.committed"}}, "ledger.entry"),
+    ],
+)
+def test_what_was_looked_at_has_one_form_and_an_entry_in_the_ledger(changes: dict[str, Any], code: str) -> None:
+    assert code_of(certificate(audited(**changes))) == code
+
+
+def test_nobody_opened_an_artifact_that_is_not_there() -> None:
+    def change(document: dict[str, Any]) -> None:
+        audited()(document)
+        document["artifact"] = None
+
+    assert code_of(certificate(change)) == "predicate.fields"
+
+
 # ---------------------------------------------------------------- every reason
 
 
@@ -246,6 +317,10 @@ BROKEN: list[tuple[str, bytes, dict[str, Any]]] = [
     ("signature", envelope_with(lambda d: d["signatures"][0].update(sig=base64.b64encode(b"x" * 64).decode())), {}),
     ("signer.other", certificate(key=THEIRS), {}),
     ("predicate.fields", statement_with(lambda d: d["predicate"].pop("findings")), {}),
+    ("predicate.fields", certificate(lambda d: d.update(findings=[1])), {}),
+    ("predicate.fields", certificate(lambda d: d.update(findings=[{"code": "state.raw"}])), {}),
+    ("predicate.fields", certificate(lambda d: d.update(violations={})), {}),
+    ("predicate.fields", certificate(lambda d: d.update(violations=[{"audit": "aud_1"}])), {}),
     ("predicate.fields", certificate(lambda d: d["release"].update(status="held")), {}),
     ("predicate.fields", certificate(lambda d: d["release"].update(status="expired")), {}),
     ("predicate.fields", certificate(lambda d: d["ledger"]["head"].pop("root")), {}),

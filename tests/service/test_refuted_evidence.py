@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from accountant.audit.verdicts import confidence_of
 from service.api.context import Parts
+from service.cli import main
 from service.operations import empirical
 from service.store.writer import Operation
 from tests.service.harness import Caller
@@ -42,7 +46,20 @@ def predicate(call: Caller, release: str) -> dict[str, Any]:
     return found
 
 
-def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(call: Caller, parts: Parts) -> None:
+def printed(call: Caller, parts: Parts, release: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a stranger reads of its certificate."""
+    content = call("GET", f"/v1/releases/{release}/certificate").content
+    (folder / "c.json").write_bytes(content)
+    assert main(["verify-certificate", str(folder / "c.json"), "--key", parts.secrets.public_key.hex()]) == 0
+    page = call("POST", "/verify", data={"certificate": content.decode()}).text
+    said = capsys.readouterr().out
+    assert ("found the promise of its mechanism false" in page) is ("found the promise of its mechanism false" in said)
+    return said
+
+
+def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(
+    call: Caller, parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     population = call.population(count=60, epsilon=2.0, delta=1e-5)
     asked = {"population": population, "scope": {"ranges": [[0, 60]]}, "mechanism": SGD}
     release = call.ok("POST", "/v1/releases", asked)["id"]
@@ -50,6 +67,7 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(call: Caller, par
     before = predicate(call, release)
     assert before["guarantee"]["release"]["bound"] == before["guarantee"]["lifelong"]["bound"] == "upper"
     assert "violations" not in before
+    assert "false" not in printed(call, parts, release, tmp_path, capsys)
     assert call.ok("GET", f"/v1/populations/{population}")["promise"]["proof_status"] == "proved"
 
     audit = violated(call, parts, population)
@@ -57,6 +75,7 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(call: Caller, par
     for each in after["guarantee"].values():
         assert (each["proof_status"], each["bound"], each["epsilon_upper"]) == ("refuted", "none", None)
     assert [(each["audit"], each["lifted"]) for each in after["violations"]] == [(audit, False)]
+    assert f"Audit {audit} found the promise of its mechanism false." in printed(call, parts, release, tmp_path, capsys)
     promise = call.ok("GET", f"/v1/populations/{population}")["promise"]
     assert (promise["proof_status"], promise["bound"]) == ("refuted", "none")
     said = call("GET", f"/v1/populations/{population}/datapoints/3/statement?format=text").text
@@ -78,6 +97,9 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(call: Caller, par
     lifted = predicate(call, release)
     assert lifted["guarantee"] == before["guarantee"]
     assert [(each["audit"], each["lifted"]) for each in lifted["violations"]] == [(audit, True)]
+    assert f"{audit} found the promise of its mechanism false, and a policy has lifted that." in printed(
+        call, parts, release, tmp_path, capsys
+    )
     assert call.ok("GET", f"/v1/populations/{population}")["promise"]["bound"] == "upper"
     call.verify(population)
 
