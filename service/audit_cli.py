@@ -183,7 +183,9 @@ def _audited(
 
 
 def _of_files(checks: Sequence[Any]) -> list[str]:
-    return [each.code for each in checks if each.code.startswith(("artifact.", "noise."))]
+    """The rules on what a file shows. Which layer is the head is for a manifest to say."""
+    codes = [each.code for each in checks if each.code.startswith(("artifact.", "noise."))]
+    return [code for code in codes if code != "artifact.head_unknown"]
 
 
 def _only_theirs(answer: Mapping[str, Any], mine: Sequence[Finding], *, is_opened: bool) -> list[Finding]:

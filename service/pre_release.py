@@ -188,8 +188,10 @@ def of_release(
         priced = catalogued(mechanism, adjacency=book.adjacency) if isinstance(mechanism, Mapping) else None
     except InvalidInput:  # parameters that this version of the mechanism no longer takes
         priced = facts.mechanism
-    known = None if labels is None else {*labels, *(recipe or {}).get("label_names", ())}
-    said = texts_of(declared, "label_space", "labels")
+    told = {each.release: each.labels for each in earlier}
+    if labels and len(builds_on) == 1:  # its file may have been too large to compare with
+        told |= dict.fromkeys(builds_on, labels)
+    promised = _own_labels(recipe or {}, told) if is_ours else _said_labels(declared, told)
     digest = text_of(declared, "label_space", "digest")
     artifact = release.artifact
     return Facts(
@@ -203,8 +205,10 @@ def of_release(
         accepts=facts.accepts,
         charged=facts.charged,
         statuses=facts.statuses,
-        labels=sorted(known) if known else None if is_ours else said,
-        label_digests=frozenset() if digest is None else frozenset({digest}),
+        labels=promised if labels is not None or not is_ours else None,
+        also=frozenset(labels or ()) if is_ours else frozenset(),
+        # A job's digest is over its rules too, which are its recipe's: its names are known.
+        label_digests=frozenset() if digest is None or is_ours else frozenset({digest}),
         overlapping=facts.overlapping,
         metrics=metrics,
         contents=contents,
@@ -212,6 +216,24 @@ def of_release(
         earlier=earlier,
         builds_on=builds_on | release.leans_on,
     )
+
+
+def _own_labels(recipe: Mapping[str, Any], told: Mapping[str, Sequence[str] | None]) -> Sequence[str] | None:
+    """The labels that the recipe of a job fixes; None if nobody knows them."""
+    match recipe.get("label_source"):
+        case "prior":
+            return list(recipe["label_names"])
+        case "released":
+            return told.get(recipe["labels_release"])
+        case _:
+            return None
+
+
+def _said_labels(declared: Mapping[str, Any], told: Mapping[str, Sequence[str] | None]) -> Sequence[str] | None:
+    """The labels of the release that a pipeline names, if its file is here; else those that it says itself."""
+    named = text_of(declared, "label_space", "release") if statement(declared, "label_space") == "released" else None
+    known = None if named is None else told.get(named)
+    return known if known is not None else texts_of(declared, "label_space", "labels")
 
 
 def _facts(

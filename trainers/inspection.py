@@ -91,6 +91,7 @@ def earlier(release: str, path: Path, *, keep: Collection[str] = ()) -> Earlier 
             if tensor.is_real and not tensor.is_constant and tensor.size >= MIN_REPEATED
         ),
         rows=rows[0] if rows else None,
+        labels=found.labels,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from scipy.special import gammaincinv
 
+from accountant.audit import heads
 from accountant.audit.contents import Contents, Earlier, Tensor, label_digest
 from accountant.audit.findings import RULES, Basis, Finding
 from accountant.audit.manifests import (
@@ -76,7 +77,8 @@ class Facts:
     accepts: tuple[str, ...] | None = None
     charged: tuple[Event, ...] = ()
     statuses: Mapping[str, str] | None = None  # of the releases that it names, as the ledger has them
-    labels: Sequence[str] | None = None  # all labels that it may answer with
+    labels: Sequence[str] | None = None  # all labels that it has to answer with
+    also: frozenset[str] = frozenset()  # labels of what a run of ours builds on, which it may have taken over
     label_digests: frozenset[str] = frozenset()  # spellings of the label space that it was promised to have
     overlapping: int | None = None  # tasks that share datapoints with this one
     metrics: bool = False  # whether some go out beside the artifact
@@ -152,17 +154,57 @@ def _knows_label_set(facts: Facts) -> bool:
 
 
 def _labels_mismatch(facts: Facts) -> Iterator[Finding]:
-    """The declared labels against the known set, and the artifact's against a digest where no names are known."""
+    """The declared labels against the known set, and the artifact's against a digest where no names are known.
+
+    A subset is another set: that a label is missing tells that nobody had it.
+    """
     said = texts_of(facts.declared, "label_space", "labels")
     if said is not None:
-        differs = facts.labels is not None and not set(said) <= set(facts.labels)
+        differs = facts.labels is not None and set(said) != set(facts.labels)
         if differs or (facts.label_digests and label_digest(said) not in facts.label_digests):
             yield _found("label_space.mismatch", "checked", where="declaration")
     contents = facts.contents
     if facts.label_digests and contents is not None and contents.is_open and contents.labels is not None:
-        known = facts.labels is not None and set(contents.labels) <= set(facts.labels)
+        known = facts.labels is not None and _is_label_set(facts, contents.labels)
         if not known and label_digest(contents.labels) not in facts.label_digests:
             yield _found("label_space.mismatch", "checked", where="artifact")
+
+
+def _is_label_set(facts: Facts, labels: Sequence[str]) -> bool:
+    """Whether these are all labels of the label space and no others, but for those that stand in what it builds on."""
+    assert facts.labels is not None
+    least, given = set(facts.labels), set(labels)
+    return least <= given <= least | facts.also
+
+
+def _promises_labels(facts: Facts) -> bool:
+    return _is_open(facts) and _is_classifier(facts) and _label_source(facts) in {"prior", "released"}
+
+
+def _labels_unchecked(facts: Facts) -> Iterator[Finding]:
+    assert facts.contents is not None
+    by_digest = facts.label_digests and facts.contents.labels is not None
+    if facts.labels is None and not by_digest:
+        yield _found("label_space.unchecked", "attested", source=_label_source(facts))
+
+
+def _denies_labels(facts: Facts) -> bool:
+    return _is_open(facts) and (not _is_classifier(facts) or _label_source(facts) == "none")
+
+
+def _labels_contradicted(facts: Facts) -> Iterator[Finding]:
+    """One output alone tells of no set of labels: a regression has one."""
+    assert facts.contents is not None
+    tensors = _tensors(facts)
+    answering = [own] if (own := heads.own_head(facts.contents)) is not None else heads.likely(tensors)
+    found = {
+        "names of labels": bool(facts.contents.labels) and facts.kind != "labels",
+        "a head": any(max(heads.widths(tensors, name), default=0) > 1 for name in answering),
+    }
+    said = f"kind = {facts.kind}" if not _is_classifier(facts) else "label_space.source = none"
+    if any(found.values()):
+        parts = " and ".join(name for name, is_there in found.items() if is_there)
+        yield _found("label_space.contradicted", "checked", said=said, parts=parts)
 
 
 def _knows_labels(facts: Facts) -> bool:
@@ -172,40 +214,50 @@ def _knows_labels(facts: Facts) -> bool:
 def _artifact_labels(facts: Facts) -> Iterator[Finding]:
     assert facts.contents is not None
     assert facts.labels is not None
-    if facts.contents.labels is not None and not set(facts.contents.labels) <= set(facts.labels):
-        yield _found("artifact.labels", "checked", labels=len(facts.labels))
+    if facts.contents.labels is not None and not _is_label_set(facts, facts.contents.labels):
+        yield _found("artifact.labels", "checked", labels=len(set(facts.labels)))
 
 
-def _knows_head(facts: Facts) -> bool:
-    return _is_open(facts) and _is_classifier(facts) and _outputs(facts) is not None and _head_width(facts) is not None
+def _knows_outputs(facts: Facts) -> bool:
+    return _is_open(facts) and _is_classifier(facts) and _outputs(facts) is not None
 
 
 def _outputs(facts: Facts) -> int | None:
-    """How many labels there are: those of the label space, or, where nobody knows them, those that the file names."""
-    if facts.labels is not None:
-        return len(set(facts.labels))
+    """How many labels there are: those of the label space; those that the file names, where that is not known."""
     assert facts.contents is not None
-    return None if facts.contents.labels is None else len(set(facts.contents.labels))
+    named = facts.contents.labels
+    if facts.labels is None or (facts.also and named is not None):
+        return None if named is None else len(set(named))
+    return len(set(facts.labels))
 
 
 def _artifact_head(facts: Facts) -> Iterator[Finding]:
-    outputs, width = _outputs(facts), _head_width(facts)
-    assert outputs is not None
-    if width != outputs and not (width == 1 and outputs == 2):  # one row speaks for the second of two labels
+    outputs, answering = _outputs(facts), _answering(facts)
+    if len(answering) == 1 and not _fits(answering[0], outputs):
         yield _found("artifact.head_width", "checked", labels=outputs)
 
 
-def _head_width(facts: Facts) -> int | None:
-    """The rows of the tensor that answers: the file's own, the one that is named, or the one that looks like it.
+def _head_unknown(facts: Facts) -> Iterator[Finding]:
+    """Where several layers could be the head, it is no matter which of them is, as long as all have the right width."""
+    outputs, answering = _outputs(facts), _answering(facts)
+    if not answering or (len(answering) > 1 and not all(_fits(each, outputs) for each in answering)):
+        yield _found("artifact.head_unknown", "checked", layers=len(answering), labels=outputs)
+
+
+def _fits(widths: Sequence[int], outputs: int | None) -> bool:
+    return all(width == outputs or (width == 1 and outputs == 2) for width in widths)  # one row for the second of two
+
+
+def _answering(facts: Facts) -> list[tuple[int, ...]]:
+    """Widths of what answers: the file's own head, the one that is named, or all that look like it.
 
     What a file of ours predicts with is no matter of anybody's word.
     """
+    assert facts.contents is not None
     tensors = _tensors(facts)
-    name = _own_head(facts) or facts.head
-    if name is None:
-        likely = [each for each in tensors if _last_words(each) & _HEADS and each.endswith(("weight", "kernel"))]
-        name = likely[0] if len(likely) == 1 else None
-    return _height(tensors, name)
+    name = heads.own_head(facts.contents) or facts.head
+    found = [heads.widths(tensors, each) for each in (heads.likely(tensors) if name is None else [name])]
+    return [each for each in found if each]
 
 
 def _tensors(facts: Facts) -> dict[str, Tensor]:
@@ -213,49 +265,27 @@ def _tensors(facts: Facts) -> dict[str, Tensor]:
     return {tensor.name: tensor for tensor in facts.contents.tensors}
 
 
-def _height(tensors: Mapping[str, Tensor], name: str | None) -> int | None:
-    found = tensors.get(name or "")
-    return found.shape[0] if found is not None and found.shape else None
-
-
 def _names_head(facts: Facts) -> bool:
-    return _is_open(facts) and _is_classifier(facts) and (facts.head is not None or _own_head(facts) is not None)
+    if not (_is_open(facts) and _is_classifier(facts)):
+        return False
+    assert facts.contents is not None
+    return facts.head is not None or heads.own_head(facts.contents) is not None
 
 
 def _head_missing(facts: Facts) -> Iterator[Finding]:
+    assert facts.contents is not None
     tensors = _tensors(facts)
-    for where, name in (("manifest", facts.head), ("artifact", _own_head(facts))):
-        if name is not None and _height(tensors, name) is None:
+    for where, name in (("manifest", facts.head), ("artifact", heads.own_head(facts.contents))):
+        if name is not None and not heads.widths(tensors, name):
             yield _found("artifact.head_missing", "checked", where=where)
 
 
-def _own_head(facts: Facts) -> str | None:
-    """The tensor by which an artifact of ours says that it answers; None if it is not one, or says nothing."""
+def _needs_head(facts: Facts) -> bool:
+    """A head has to be found by its name, and there is something to compare it with."""
+    if not _knows_outputs(facts) or facts.is_ours or _label_source(facts) == "none" or _names_head(facts):
+        return False
     assert facts.contents is not None
-    match (facts.contents.facts or {}).get("predictor"):
-        case "cosine":
-            return "sums"
-        case "linear":
-            return "weight"
-        case "adapter":
-            return "head.weight"
-        case "network":  # layers are numbered
-            numbered = [
-                (int(number), name)
-                for name in _tensors(facts)
-                for number, _, kind in (name.partition("."),)
-                if number.isdecimal() and kind == "weight"
-            ]
-            return max(numbered)[1] if numbered else "0.weight"
-        case _:
-            return None
-
-
-_HEADS: Final = frozenset({"head", "classifier", "fc", "logits", "lm_head", "last_layer", "output_layer"})
-
-
-def _last_words(name: str) -> frozenset[str]:
-    return frozenset(name.lower().split(".")[:-1])
+    return bool(facts.contents.tensors)
 
 
 # ---------------------------------------------------------------- statements
@@ -775,9 +805,12 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("label_space.unreleased", _names_label_release, _labels_unreleased),
     Check("label_space.unknown_release", _names_label_release, _labels_of_nobody),
     Check("label_space.mismatch", _knows_label_set, _labels_mismatch),
+    Check("label_space.unchecked", _promises_labels, _labels_unchecked),
+    Check("label_space.contradicted", _denies_labels, _labels_contradicted),
     Check("artifact.labels", _knows_labels, _artifact_labels),
-    Check("artifact.head_width", _knows_head, _artifact_head),
+    Check("artifact.head_width", lambda facts: _knows_outputs(facts) and bool(_answering(facts)), _artifact_head),
     Check("artifact.head_missing", _names_head, _head_missing),
+    Check("artifact.head_unknown", _needs_head, _head_unknown),
     Check("empty_task.no_classifier", _is_classifier, _empty_task),
     Check("empty_task.undeclared", _their_classifier, _unsaid("empty_task", "empty_task.undeclared")),
     Check("state.raw", _always, _said("state", "raw", "state.raw")),

@@ -199,12 +199,33 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 remedy="Use exactly the labels that were fixed beforehand or released; drop or remap all others.",
             ),
             Rule(
-                code="artifact.labels",
-                title="The artifact names labels that are not in the label space",
+                code="label_space.unchecked",
+                title="There is no label set to compare the artifact with",
+                severity="warning",
+                bases=_ATTESTED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="The label space is said to be {source}, and nothing at hand says which labels it has.",
+                remedy=(
+                    "Give the released or prior set (--labels), or declare its labels; of a digest alone only a list "
+                    "of labels in the file can be compared."
+                ),
+            ),
+            Rule(
+                code="label_space.contradicted",
+                title="The release is said to have no labels, and its artifact has",
                 severity="error",
                 bases=_CHECKED,
                 source=f"{_LABEL_PAPER}, Proposition 4.1",
-                message="The artifact names labels beside the {labels} of its label space.",
+                message="The release says {said}, and the artifact has {parts}.",
+                remedy="Say its kind (weights, prototypes or window_model), and where its label space comes from.",
+            ),
+            Rule(
+                code="artifact.labels",
+                title="The labels of the artifact are not those of the label space",
+                severity="error",
+                bases=_CHECKED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="The labels that the artifact names are not the {labels} of its label space.",
                 remedy="Write the labels of the label space into the artifact, all of them and no others.",
             ),
             Rule(
@@ -224,6 +245,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 source=f"{_LABEL_PAPER}, Proposition 4.1",
                 message="The tensor that the {where} names as the head is not there, or has no rows to count.",
                 remedy="Name the tensor with a row for each label, or none where its name is a usual one.",
+            ),
+            Rule(
+                code="artifact.head_unknown",
+                title="Which layer answers with labels cannot be told",
+                severity="warning",
+                bases=_CHECKED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="Of the layers, {layers} may be the head: that it has {labels} outputs was not seen.",
+                remedy="Name the tensor that answers in artifact.head.",
             ),
             Rule(
                 code="empty_task.no_classifier",

@@ -212,6 +212,14 @@ CASES: dict[str, _PAIR] = {
         lambda: clean(label_space=_labels("prior", labels=LABELS, digest=label_digest(["a", "b"]))),
         lambda: clean(label_space=_labels("prior", labels=LABELS, digest=label_digest(LABELS[::-1]))),
     ),
+    "label_space.unchecked": (
+        lambda: clean(label_space=_labels("released", release="rel_labels")),
+        lambda: Release(manifest=clean(label_space=_labels("released")).manifest, labels=LABELS),
+    ),
+    "label_space.contradicted": (
+        lambda: clean(label_space=_labels("none")),
+        lambda: holding({"encoder.weight": noise((16, 8))}, label_space=_labels("none")),
+    ),
     "artifact.labels": (
         lambda: holding(tensors(), {"labels": json.dumps(["healthy", "ill", "rare disease"])}),
         lambda: holding(tensors(), {"labels": json.dumps(LABELS)}),
@@ -223,6 +231,10 @@ CASES: dict[str, _PAIR] = {
     "artifact.head_missing": (
         lambda: clean(artifact={"head": "classifier.weight"}),
         lambda: clean(artifact={"head": "head.weight"}),
+    ),
+    "artifact.head_unknown": (
+        lambda: holding({"proj.weight": noise((9, 16))}),
+        lambda: holding({"score.weight": noise((3, 16))}),
     ),
     "empty_task.no_classifier": (lambda: clean(empty_task={"answer": "nothing"}), clean),
     "empty_task.undeclared": (lambda: clean(empty_task=None), clean),

@@ -23,7 +23,7 @@ from safetensors.numpy import load
 
 from accountant.audit import checklist
 from accountant.audit.checklist import CHECKS, Facts, Mechanism, audit, covers
-from accountant.audit.contents import label_digest
+from accountant.audit.contents import Contents, Tensor, label_digest
 from accountant.audit.findings import (
     DEFAULT_VERDICTS,
     RULES,
@@ -223,7 +223,11 @@ def test_each_event_of_a_price_needs_a_charge_of_its_own() -> None:
     ("made", "facts", "found"),
     [
         ({"sums": noise((3, 8))}, {"predictor": "cosine", "labels": LABELS}, set()),
-        ({"sums": noise((2, 8))}, {"predictor": "cosine", "labels": LABELS[:2]}, {"artifact.head_width"}),
+        (
+            {"sums": noise((2, 8))},
+            {"predictor": "cosine", "labels": LABELS[:2]},
+            {"artifact.labels", "artifact.head_width"},
+        ),
         ({"weight": noise((3, 8)), "bias": noise((3,))}, {"predictor": "linear", "labels": LABELS}, set()),
         ({"head.weight": noise((5, 8))}, {"predictor": "adapter", "labels": LABELS}, {"artifact.head_width"}),
         ({"1.weight": noise((8, 4)), "3.weight": noise((3, 8))}, {"predictor": "network", "labels": LABELS}, set()),
@@ -240,6 +244,138 @@ def test_our_own_artifacts_say_which_tensor_answers(
 ) -> None:
     release = holding(made, {"stint": canonical(facts).decode(), "releasable": "true"})
     assert codes(audited(release, tmp_path)) == found
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        # a layer that answers by its name, in the ways of torch, timm, Hugging Face, Keras and Flax
+        ({"head.weight": (3, 16), "head.bias": (3,)}, set()),
+        ({"heads.head.weight": (9, 16), "b.weight": (16, 16)}, {"artifact.head_width"}),
+        ({"score.weight": (9, 16)}, {"artifact.head_width"}),
+        ({"classification_head.weight": (9, 16)}, {"artifact.head_width"}),
+        ({"classifier.weight": (9, 16, 1, 1)}, {"artifact.head_width"}),
+        ({"head.norm.weight": (16,), "head.fc.weight": (3, 16)}, set()),
+        ({"head.kernel": (16, 3), "body.kernel": (3, 16)}, set()),
+        ({"head.kernel": (3, 9)}, {"artifact.head_width"}),  # three inputs and nine classes
+        ({"params/head/kernel": (16, 3), "params/head/bias": (3,)}, set()),
+        ({"predictions/kernel:0": (1, 1, 16, 9), "predictions/bias:0": (9,)}, {"artifact.head_width"}),
+        ({"head_kernel": (16, 3), "head_bias": (9,)}, {"artifact.head_width"}),
+        ({"logits/w": (16, 3), "logits/b": (9,)}, {"artifact.head_width"}),
+        ({"head.weight": (3, 16), "head.bias": (9,)}, {"artifact.head_width"}),
+        # a layer that nobody can tell
+        ({"proj.weight": (9, 16)}, {"artifact.head_unknown"}),
+        ({"proj.weight": (3, 16)}, {"artifact.head_unknown"}),
+        ({"head.bias": (3,)}, {"artifact.head_unknown"}),
+        ({"head.weight": (9, 16), "classifier.weight": (9, 16)}, {"artifact.head_unknown"}),
+        ({"classifier.1.weight": (9, 16), "classifier.4.weight": (9, 9)}, {"artifact.head_unknown"}),
+        ({"classifier.1.weight": (9, 16), "classifier.4.weight": (3, 9)}, {"artifact.head_unknown"}),
+        ({"head.weight": (3, 16), "head.bias": (3,), "classifier.weight": (3, 16)}, set()),
+        ({"attention.heads.0.weight": (8, 16), "attention.heads.1.weight": (8, 16), "fc.weight": (3, 16)}, set()),
+    ],
+)  # fmt: skip
+def test_the_head_is_found_by_its_name_or_said_to_be_unknown(
+    made: dict[str, tuple[int, ...]], found: set[str], tmp_path: Path
+) -> None:
+    given = {name: noise(shape, place) for place, (name, shape) in enumerate(made.items())}
+    assert codes(audited(holding(given), tmp_path)) == found
+
+
+def test_a_head_that_is_named_is_compared_with_its_bias_and_by_its_columns(tmp_path: Path) -> None:
+    for made, head, found in (
+        ({"proj.weight": (9, 16)}, "proj.weight", {"artifact.head_width"}),
+        ({"proj.weight": (3, 16), "proj.bias": (9,)}, "proj.weight", {"artifact.head_width"}),
+        ({"proj.kernel": (16, 3), "proj.bias": (3,)}, "proj.kernel", set()),
+        ({"classifier.1.weight": (9, 16), "classifier.4.weight": (3, 9)}, "classifier.4.weight", set()),
+    ):
+        given = {name: noise(shape, place) for place, (name, shape) in enumerate(made.items())}
+        assert codes(audited(holding(given, artifact={"head": head}), tmp_path)) == found
+
+
+@pytest.mark.parametrize("where", ["stint", "labels"])
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [(LABELS, False), (LABELS[::-1], False), (LABELS[:2], True), ([*LABELS, "rare disease"], True), ([], True)],
+)
+def test_a_file_names_all_labels_and_no_others(labels: list[str], found: bool, where: str, tmp_path: Path) -> None:  # noqa: FBT001
+    """That a label is missing tells that nobody had it (Proposition 4.1): a subset is no better than another set."""
+    told = canonical({"labels": labels}).decode() if where == "stint" else json.dumps(labels)
+    given = codes(audited(holding(tensors(), {where: told}), tmp_path))
+    assert ("artifact.labels" in given) is found
+
+
+def test_a_subset_is_not_the_set_that_was_released(tmp_path: Path) -> None:
+    for released, found in ((LABELS, False), ([*LABELS, "rare"], True), (LABELS[:2], True)):
+        given = codes(audited(Release(labels=released), tmp_path))
+        assert ("label_space.mismatch" in given) is found
+
+
+@pytest.mark.parametrize(
+    ("said", "labels", "found"),
+    [
+        ({"source": "prior"}, None, True),
+        ({"source": "prior"}, LABELS, False),
+        ({"source": "released", "release": "rel_1"}, None, True),
+        ({"source": "released", "release": "rel_1"}, LABELS, False),
+        ({"source": "released", "release": "rel_1", "labels": LABELS}, None, False),
+        ({"source": "prior", "digest": label_digest(LABELS)}, None, True),  # the file names none
+        ({"source": "none"}, None, False),
+    ],
+)
+def test_a_set_that_nobody_shows_is_compared_with_nothing(
+    said: dict[str, Any],
+    labels: list[str] | None,
+    found: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    release = replace(clean(label_space=said), labels=labels)
+    assert ("label_space.unchecked" in codes(audited(release, tmp_path))) is found
+
+
+@pytest.mark.parametrize(
+    ("made", "metadata", "changes", "found"),
+    [
+        (tensors(), None, {"kind": "other"}, True),
+        (tensors(), None, {"label_space": {"source": "none"}}, True),
+        (tensors(), None, {"kind": "labels"}, True),
+        ({}, {"labels": json.dumps(LABELS)}, {"kind": "labels"}, False),
+        ({"encoder.weight": noise((9, 8))}, {"labels": json.dumps(LABELS)}, {"kind": "other"}, True),
+        ({"encoder.weight": noise((9, 8))}, None, {"kind": "other"}, False),
+        ({"head.weight": noise((1, 8))}, None, {"label_space": {"source": "none"}}, False),  # a regression
+        ({"sums": noise((3, 8))}, {"stint": '{"predictor":"cosine"}'}, {"kind": "other"}, True),
+        (tensors(), None, {}, False),
+    ],
+)
+def test_no_word_takes_the_labels_out_of_a_file(
+    made: dict[str, Any],
+    metadata: dict[str, str] | None,
+    changes: dict[str, Any],
+    found: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    given = codes(audited(holding(made, metadata, **changes), tmp_path))
+    assert ("label_space.contradicted" in given) is found
+
+
+def test_labels_of_what_a_run_of_ours_builds_on_may_be_taken_over() -> None:
+    """A stream of tasks: what was told before may stand here too, and what this task has must."""
+    for labels, wrong in (
+        (["a", "b"], set()),
+        (["a", "b", "old"], set()),
+        (["b", "old"], {"artifact.labels"}),
+        (["a", "b", "of nobody"], {"artifact.labels"}),
+    ):
+        head = Tensor(name="sums", dtype="F64", shape=(len(labels), 8), digest="")
+        contents = Contents(sha256="", bytes=1, tensors=[head], facts={"predictor": "cosine"}, labels=labels)
+        facts = Facts(is_ours=True, contents=contents, labels=["a", "b"], also=frozenset({"old"}))
+        assert codes(audit(facts, codes=["artifact.labels", "artifact.head_width"])) == wrong
+
+
+def test_a_layer_with_an_endless_number_is_no_head(tmp_path: Path) -> None:
+    made = {"9" * 5000 + ".weight": noise((9, 16)), "1.weight": noise((3, 16))}
+    facts = {"predictor": "network", "labels": LABELS}
+    release = holding(made, {"stint": canonical(facts).decode(), "releasable": "true"})
+    assert codes(audited(release, tmp_path)) == set()
 
 
 def test_two_labels_may_have_one_output(tmp_path: Path) -> None:
