@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -70,6 +71,7 @@ def from_manifest(
             datapoints=said.get("datapoints"),
         ),
         mechanism=mechanism,
+        nearest=None if manifest.mechanism is None else nearest(str(manifest.mechanism["name"])),
         accepts=tuple(accepts) if accepts is not None else ("proved",) if book is None else book.policy.accepts,
         charged=charged,
         statuses=None if book is None else {each.id: each.status for each in book.releases.values()},
@@ -99,6 +101,19 @@ def catalogued(named: Mapping[str, Any], *, adjacency: Adjacency) -> Mechanism |
     return Mechanism(
         name=found.name, proof_status=found.proof_status, adjacencies=tuple(found.adjacencies), price=price
     )
+
+
+def nearest(name: str) -> str | None:
+    """The mechanism of the catalog that is perhaps meant by a name that is none; None if it is one, or far from all.
+
+    >>> nearest("DP_SGD"), nearest("dp-sgdd"), nearest("dp-sgd"), nearest("our-own")
+    ('dp-sgd', 'dp-sgd', None, None)
+    """
+    if name in CATALOG:
+        return None
+    plain = "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+    close = get_close_matches(plain, list(CATALOG), n=1, cutoff=0.8)
+    return close[0] if close else None
 
 
 def labels_in(path: Path) -> list[str] | None:

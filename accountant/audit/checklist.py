@@ -74,6 +74,7 @@ class Facts:
     adjacency: str | None = None
     population: Population = field(default_factory=Population)
     mechanism: Mechanism | None = None
+    nearest: str | None = None  # the catalog's name that was perhaps meant, where it has not the one that is given
     accepts: tuple[str, ...] | None = None
     charged: tuple[Event, ...] = ()
     statuses: Mapping[str, str] | None = None  # of the releases that it names, as the ledger has them
@@ -384,6 +385,16 @@ def _proof_status(facts: Facts) -> Iterator[Finding]:
 def _mechanism_unknown(facts: Facts) -> Iterator[Finding]:
     if facts.mechanism is None:
         yield _found("mechanism.unknown", "attested")
+
+
+def _mechanism_misspelt(facts: Facts) -> Iterator[Finding]:
+    if facts.nearest is not None:
+        yield _found("mechanism.misspelt", "checked", nearest=facts.nearest)
+
+
+def _charges_missing(facts: Facts) -> Iterator[Finding]:
+    if facts.mechanism is None and not facts.charged:
+        yield _found("charges.missing", "checked")
 
 
 def _charges_too_low(facts: Facts) -> Iterator[Finding]:
@@ -830,7 +841,9 @@ CHECKS: Final[tuple[Check, ...]] = (
         lambda facts: facts.mechanism is not None and facts.accepts is not None,
         _proof_status,
     ),
+    Check("mechanism.misspelt", _theirs, _mechanism_misspelt),
     Check("mechanism.unknown", _theirs, _mechanism_unknown),
+    Check("charges.missing", _theirs, _charges_missing),
     Check(
         "charges.too_low",
         lambda facts: facts.mechanism is not None and facts.mechanism.price is not None and bool(facts.charged),

@@ -260,9 +260,14 @@ CASES: dict[str, _PAIR] = {
         lambda: clean(mechanism={"name": "fine-tuning", "parameters": {"steps": 10, "batch_size": 5}}),
         clean,
     ),
+    "mechanism.misspelt": (lambda: clean(mechanism={"name": "dp-sgdd"}, charges=_charges(GAUSSIAN)), clean),
     "mechanism.unknown": (
         lambda: clean(mechanism={"name": "our-own"}, charges=_charges(GAUSSIAN), sampling=None),
         clean,
+    ),
+    "charges.missing": (
+        lambda: clean(mechanism=None),
+        lambda: clean(mechanism=None, charges=_charges(GAUSSIAN)),
     ),
     "charges.too_low": (
         lambda: clean(charges=_charges(_WEAKER)),

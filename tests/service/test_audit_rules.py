@@ -53,6 +53,7 @@ from tests.service.audit_cases import (
     zipped,
 )
 from trainers import inspection
+from trainers.catalog import CATALOG
 from trainers.inspection import Rows, opened
 from trainers.safetensors_headers import MAX_HEADER
 
@@ -214,6 +215,33 @@ def test_each_event_of_a_price_needs_a_charge_of_its_own() -> None:
     assert not covers([Gaussian(noise_multiplier=1.4)] * 2, [one], adjacency="add_remove")
     assert not covers([one], [half, half], adjacency="add_remove")
     assert not covers([], [one], adjacency="add_remove")
+
+
+@pytest.mark.parametrize(
+    ("name", "charges", "found"),
+    [
+        (None, [], {"charges.missing", "mechanism.unknown"}),
+        (None, [{"event": {"kind": "pure_dp", "epsilon": 0.1}}], {"mechanism.unknown"}),
+        ("dp-sgdd", [], {"charges.missing", "mechanism.unknown", "mechanism.misspelt"}),
+        ("DP SGD", [{"event": {"kind": "pure_dp", "epsilon": 0.1}}], {"mechanism.unknown", "mechanism.misspelt"}),
+        ("our-own", [{"event": {"kind": "pure_dp", "epsilon": 0.1}}], {"mechanism.unknown"}),
+        ("our-own", [], {"charges.missing", "mechanism.unknown"}),
+        ("dp-sgd", [], set()),
+    ],
+)
+def test_a_release_names_what_ran_or_what_it_pays(
+    name: str | None, charges: list[dict[str, Any]], found: set[str], tmp_path: Path
+) -> None:
+    mechanism = CLEAN["mechanism"] if name == "dp-sgd" else None if name is None else {"name": name}
+    given = audited(clean(mechanism=mechanism, charges=charges), tmp_path)
+    assert codes(given) == found
+    near = [each.evidence["nearest"] for each in given.findings if each.code == "mechanism.misspelt"]
+    assert near == ["dp-sgd"] * ("mechanism.misspelt" in found)
+
+
+def test_no_name_of_the_catalog_is_taken_for_another() -> None:
+    assert all(pre_release.nearest(name) is None for name in CATALOG)
+    assert all(pre_release.nearest(f"{name}s") == name for name in CATALOG)
 
 
 # ---------------------------------------------------------------- labels and heads
