@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from accountant.audit.manifests import Manifest
     from accountant.book import Book
     from accountant.events import Adjacency, Event
+    from trainers.row_copies import Rows
 
 MAX_EARLIER: Final = 100  # releases that an artifact is compared with, newest first
 MAX_EARLIER_BYTES: Final = 1 << 28  # of their files, together
@@ -41,7 +42,7 @@ def from_manifest(
     accepts: Sequence[str] | None = None,
     earlier: Sequence[Path] = (),
     public: Sequence[Path] = (),
-    rows: inspection.Rows | None = None,
+    rows: Rows | None = None,
 ) -> Facts:
     """What a manifest, a file and perhaps an export of a ledger say. `labels` is the set that was released or prior.
 

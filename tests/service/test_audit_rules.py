@@ -52,9 +52,10 @@ from tests.service.audit_cases import (
     tensors,
     zipped,
 )
-from trainers import inspection
+from trainers import inspection, row_copies
 from trainers.catalog import CATALOG
-from trainers.inspection import Rows, opened
+from trainers.inspection import opened
+from trainers.row_copies import Rows
 from trainers.safetensors_headers import MAX_HEADER
 
 
@@ -543,6 +544,108 @@ def test_rows_of_the_data_are_found_wherever_they_are(tmp_path: Path) -> None:
     assert [tensor.data_rows for tensor in found.tensors] == [1, 0]
     assert "artifact.training_data" in codes(audit(Facts(contents=found)))
     assert not any(tensor.data_rows for tensor in opened(path, rows=Rows.of(noise((50, 8), 12))).tensors)
+
+
+def _brain(values: np.ndarray[Any, Any]) -> bytes:
+    """As bfloat16: torch's rounding is to the nearest, ties to even."""
+    import torch
+
+    brain = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
+    return bytes(brain.view(torch.int16).numpy().tobytes())
+
+
+_TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.random.default_rng(1).integers(0, 127, (50, 12)).astype(np.uint8),
+        np.random.default_rng(2).integers(-99, 99, (50, 3, 4)),
+        noise((50, 12), 3),
+        noise((50, 12), 4).astype(np.float64) + 1e-12,
+        np.random.default_rng(5).random((50, 600)) < 0.3,  # as black and white images
+    ],
+)
+def test_copies_of_rows_are_found_in_every_type_and_shape(data: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    """A copy in another type is a copy, and so is one that is flat, joined to others, or cut in another way."""
+    path = tmp_path / "model.safetensors"
+    rows, flat = Rows.of(data), data.reshape(50, -1)
+    width = flat.shape[1]
+    for kind in _TYPES:
+        if data.dtype.kind == "f" and kind[0] != "f":
+            continue  # they would be other numbers
+        if data.dtype.kind == "i" and kind[0] == "u":
+            continue
+        copy = flat[7:17].astype(kind)
+        other = np.arange(3 * width + 5).astype(kind)
+        made = {
+            "rows": copy,
+            "flat": copy.reshape(-1),
+            "deep": copy.reshape(2, 5, width),
+            "cut": copy.reshape(10, 3, -1),
+            "wide": np.concatenate([copy, np.ones((10, 1), dtype=kind)], axis=1),  # a label beside each row
+            "joined": np.concatenate([other, copy.reshape(-1), other]),
+            "one": copy[0],
+            "none": flat[7:17].astype(kind)[:, ::-1].copy(),
+        }
+        path.write_bytes(file_of(made))
+        found = {tensor.name: tensor.data_rows for tensor in opened(path, rows=rows).tensors}
+        assert found == {**dict.fromkeys(made, 10), "one": 1, "none": 0}, kind
+    content = _brain(flat[7:17])
+    path.write_bytes(
+        header({"b": {"dtype": "BF16", "shape": [10 * width], "data_offsets": [0, len(content)]}}, content)
+    )
+    assert opened(path, rows=rows).tensors[0].data_rows == 10
+
+
+def test_rows_that_say_little_are_looked_for_where_they_fit(tmp_path: Path) -> None:
+    """0 and 1 stand side by side in tensors that have nothing to do with data."""
+    data = np.array([[0, 1], [3, 4], [37, 1], [5, 5]])
+    path = tmp_path / "model.safetensors"
+    ids = np.arange(512)
+    path.write_bytes(file_of({"ids": ids[None], "eye": np.eye(8), "rows": data[1:], "mask": np.tile([0, 1], 50)}))
+    found = {tensor.name: tensor.data_rows for tensor in opened(path, rows=Rows.of(data)).tensors}
+    assert found == {"ids": 0, "eye": 0, "rows": 2, "mask": 0}  # one row is a single number, twice
+
+
+def test_noise_is_never_taken_for_rows(tmp_path: Path) -> None:
+    """Short rows of small types are met by chance: only those that a type has as they are count there."""
+    path = tmp_path / "model.safetensors"
+    rows = Rows.of(noise((2000, 2), 1))
+    path.write_bytes(file_of({"a": noise((100_000, 2), 2).astype(np.float16), "b": noise((100_000, 2), 2)}))
+    assert [tensor.data_rows for tensor in opened(path, rows=rows).tensors] == [0, 0]
+
+
+def test_rows_are_found_wherever_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = noise((40, 17), 1)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"w": np.concatenate([noise((5,), 2), data.reshape(-1), noise((3,), 3)])}))
+    for at_once in (1, 16, 17, 18, 50):
+        monkeypatch.setattr(row_copies, "_AT_ONCE", at_once)
+        for block in (4, 68, 100, 1 << 20):
+            monkeypatch.setattr(inspection, "_BLOCK", block)
+            assert opened(path, rows=Rows.of(data)).tensors[0].data_rows == 40
+
+
+def test_wide_rows_cost_no_more_than_narrow_ones(tmp_path: Path) -> None:
+    """Time is linear in the file, whatever the width; memory is that of some rows."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"w": noise((2000, 1000), 1)}))
+    for width in (4, 100_000):
+        rows = Rows.of(noise((8, width), 2))
+        tracemalloc.start()
+        began = time.process_time()
+        assert opened(path, rows=rows).tensors[0].data_rows == 0
+        assert time.process_time() - began < 5
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((0, 3)), np.arange(4), np.array([["a", "b"]]), np.zeros((2, 2), complex)])
+def test_rows_are_rows_of_numbers(wrong: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(InvalidInput, match="two numbers or more"):
+        Rows.of(wrong)
 
 
 def test_frozen_public_layers_may_have_statistics_by_the_pipelines_word(tmp_path: Path) -> None:
