@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from scipy.special import gammaincinv
 
-from accountant.audit import heads
+from accountant.audit import heads, names
 from accountant.audit.contents import Contents, Earlier, Tensor, label_digest
 from accountant.audit.findings import RULES, Basis, Finding
 from accountant.audit.manifests import (
@@ -353,11 +353,8 @@ def _metrics_undeclared(facts: Facts) -> Iterator[Finding]:
         yield _found("metrics.undeclared", "checked", where="commit")
     if facts.contents is not None and facts.contents.is_open:
         keys = {*facts.contents.metadata, *(facts.contents.facts or {})}
-        if any(_words(key) & _METRICS for key in keys):
+        if any(map(names.is_metric, keys)):
             yield _found("metrics.undeclared", "checked", where="artifact")
-
-
-_METRICS: Final = frozenset({"accuracy", "acc", "auc", "auroc", "f1", "loss", "perplexity", "precision", "recall"})
 
 
 def _statement_unknown(facts: Facts) -> Iterator[Finding]:
@@ -640,96 +637,54 @@ def _digest(facts: Facts) -> Iterator[Finding]:
             yield _found("artifact.digest", "checked", found=facts.contents.sha256, where=where, expected=expected)
 
 
-def _words(name: str) -> frozenset[str]:
-    """A name as the words between its dots and dashes, and as a whole."""
-    lower = name.lower()
-    parts = lower.replace("/", ".").replace("-", "_").split(".")
-    return frozenset({lower, *parts, *(word for part in parts for word in part.split("_"))})
-
-
-_STATISTICS: Final = frozenset({"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance"})
-_OPTIMIZER: Final = frozenset(
-    {
-        "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
-        "optimizer", "optimiser", "optim", "optimizer_state", "param_groups", "opt_state",
-    }
-)  # fmt: skip
-_COUNTS: Final = frozenset(
-    {
-        "n_samples", "num_samples", "num_examples", "n_examples", "example_count", "examples_seen", "class_counts",
-        "label_counts", "class_count", "counts", "histogram", "num_rows", "n_train", "train_size", "dataset_size",
-        "num_users", "n_users", "support",
-    }
-)  # fmt: skip
-_DATA: Final = frozenset(
-    {
-        "replay_buffer", "episodic_memory", "exemplars", "support_set", "x_train", "y_train", "train_x", "train_y",
-        "train_data", "training_data", "coreset",
-    }
-)  # fmt: skip
-#: Words that also name layers: they tell of data only at the end of a name, or before one of the words below.
-_MAYBE_DATA: Final = frozenset({"memory", "memories", "buffer", "replay", "samples", "examples", "dataset", "inputs"})
-_COLUMNS: Final = frozenset({"x", "y", "data", "images", "rows", "labels", "targets", "features", "texts", "tokens"})
-
-
-def _named(facts: Facts, words: frozenset[str]) -> tuple[list[Tensor], list[str]]:
-    """Tensors that have one of these words as a part of their name, and which words those are."""
+def _telling(facts: Facts, words_in: Callable[[str], frozenset[str]]) -> tuple[dict[str, Tensor], set[str]]:
+    """Tensors whose names tell of something, by name, and the words that do."""
     assert facts.contents is not None
-    found = [
-        (tensor, parts & words)
-        for tensor in facts.contents.tensors
-        for parts in (frozenset(tensor.name.lower().replace("/", ".").split(".")),)
-        if parts & words
-    ]
-    return [tensor for tensor, _ in found], sorted(frozenset().union(*(hit for _, hit in found)))
+    found = {tensor.name: (tensor, words) for tensor in facts.contents.tensors if (words := words_in(tensor.name))}
+    return {name: tensor for name, (tensor, _) in found.items()}, {
+        word for _, words in found.values() for word in words
+    }
 
 
 def _batch_norm(facts: Facts) -> Iterator[Finding]:
     """Frozen public layers have such statistics too: those that are declared public are told of there."""
-    named, words = _named(facts, _STATISTICS)
-    if tensors := sum(not _is_public(facts, tensor) for tensor in named):
-        yield _found("artifact.batch_norm", "checked", tensors=tensors, words=", ".join(words))
+    named, words = _telling(facts, names.statistics_in)
+    if tensors := sum(not _is_public(facts, tensor) for tensor in named.values()):
+        yield _found("artifact.batch_norm", "checked", tensors=tensors, words=", ".join(sorted(words)))
 
 
 def _optimizer(facts: Facts) -> Iterator[Finding]:
-    tensors, words = _named(facts, _OPTIMIZER)
+    tensors, words = _telling(facts, names.optimizer_in)
     if tensors:
-        yield _found("artifact.optimizer_state", "checked", tensors=len(tensors), words=", ".join(words))
+        yield _found("artifact.optimizer_state", "checked", tensors=len(tensors), words=", ".join(sorted(words)))
 
 
 def _example_counts(facts: Facts) -> Iterator[Finding]:
     """By name, in tensors and metadata; and whole numbers for each label that add up to the size of the data."""
     assert facts.contents is not None
-    tensors, words = _named(facts, _COUNTS)
-    keys = [_words(key) & _COUNTS for key in (*facts.contents.metadata, *(facts.contents.facts or {}))]
+    tensors, words = _telling(facts, names.counts_in)
+    keys = [names.counts_in(key) for key in (*facts.contents.metadata, *(facts.contents.facts or {}))]
     sizes = {
         size
         for size in (facts.population.datapoints, facts.population.task_datapoints)
         if size is not None and size >= MIN_DATA_ROWS
     }
-    sums = [
-        tensor
+    sums = sum(
+        tensor.name not in tensors and tensor.total in sizes and sum(side > 1 for side in tensor.shape) <= 1
         for tensor in facts.contents.tensors
-        if tensor not in tensors and tensor.total in sizes and sum(side > 1 for side in tensor.shape) <= 1
-    ]
-    found = sorted({*words, *frozenset().union(*keys)})
-    if parts := len(tensors) + sum(map(bool, keys)) + len(sums):
-        shown = [*found, *(["numbers that add up to the size of the data"] if sums else [])]
+    )
+    if parts := len(tensors) + sum(map(bool, keys)) + sums:
+        shown = [*sorted(words.union(*keys)), *(["numbers that add up to the size of the data"] if sums else [])]
         yield _found("artifact.example_counts", "checked", parts=parts, words=", ".join(shown))
 
 
 def _training_data(facts: Facts) -> Iterator[Finding]:
     assert facts.contents is not None
-    tensors, words = _named(facts, _DATA)
-    for tensor in facts.contents.tensors:
-        *before, last = tensor.name.lower().replace("/", ".").split(".")
-        hits = _MAYBE_DATA & ({last} | (set(before) if last in _COLUMNS or last.isdigit() else set()))
-        if hits and tensor not in tensors:
-            tensors, words = [*tensors, tensor], sorted({*words, *hits})
-    same = [tensor for tensor in facts.contents.tensors if tensor.data_rows and tensor not in tensors]
+    tensors, words = _telling(facts, names.data_in)
+    same = sum(tensor.data_rows > 0 and tensor.name not in tensors for tensor in facts.contents.tensors)
     if tensors or same:
-        shown = [*words, *(["rows of the data itself"] if same else [])]
-        yield _found("artifact.training_data", "checked", tensors=len(tensors) + len(same), words=", ".join(shown))
+        shown = [*sorted(words), *(["rows of the data itself"] if same else [])]
+        yield _found("artifact.training_data", "checked", tensors=len(tensors) + same, words=", ".join(shown))
 
 
 def _rows_like_data(facts: Facts) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from accountant.audit import checklist
+from accountant.audit import checklist, names
 from accountant.audit.checklist import CHECKS, Facts, Mechanism, audit, covers
 from accountant.audit.contents import Contents, Tensor, label_digest
 from accountant.audit.findings import (
@@ -514,15 +514,98 @@ def test_a_copy_of_what_a_release_builds_on_is_no_reuse(tmp_path: Path) -> None:
         ("replay.0", "artifact.training_data"),
         ("buffer.images", "artifact.training_data"),
         ("x_train", "artifact.training_data"),
+        # Flax and haiku
+        ("batch_stats/bn/mean", "artifact.batch_norm"),
+        ("BatchNorm_0.var", "artifact.batch_norm"),
+        ("params/norm1/mean", "artifact.batch_norm"),
+        ("resnet/~/bn/mean_ema", "artifact.batch_norm"),
+        # Keras
+        ("batch_normalization_3/moving_variance:0", "artifact.batch_norm"),
+        ("normalization/mean", "artifact.batch_norm"),
+        ("adam/dense_kernel_momentum", "artifact.optimizer_state"),
+        ("Adam/m/dense/kernel:0", "artifact.optimizer_state"),
+        ("SGD/dense/kernel/momentum", "artifact.optimizer_state"),
+        ("optimizer/vars/0", "artifact.optimizer_state"),
+        # optax
+        ("opt.mu.body.weight", "artifact.optimizer_state"),
+        ("opt_state/0/nu/body/kernel", "artifact.optimizer_state"),
+        # torch, with underscores for dots
+        ("layer1_bn1_running_mean", "artifact.batch_norm"),
+        ("bn_mean", "artifact.batch_norm"),
+        ("adam_exp_avg", "artifact.optimizer_state"),
+        ("state.0.exp_avg_sq", "artifact.optimizer_state"),
+        ("state.0.m", "artifact.optimizer_state"),
+        # counts and data
+        ("n_per_class", "artifact.example_counts"),
+        ("head.n_samples_seen", "artifact.example_counts"),
+        ("class_count_", "artifact.example_counts"),
+        ("total_examples", "artifact.example_counts"),
+        ("label_histogram", "artifact.example_counts"),
+        ("token_counts", "artifact.example_counts"),
+        ("train_images", "artifact.training_data"),
+        ("images_train", "artifact.training_data"),
+        ("data", "artifact.training_data"),
+        ("cache/data/0", "artifact.training_data"),
+        ("raw-data", "artifact.training_data"),
+        ("memory_x", "artifact.training_data"),
+        ("replay_labels", "artifact.training_data"),
     ],
 )  # fmt: skip
 def test_names_tell_what_a_tensor_is(name: str, code: str, tmp_path: Path) -> None:
     assert code in codes(audited(holding(tensors(**{name: noise((4, 4))})), tmp_path))
 
 
-@pytest.mark.parametrize("name", ["memory.key_proj.weight", "buffer_norm.weight", "inputs.weight", "account.weight"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memory.key_proj.weight", "buffer_norm.weight", "inputs.weight", "account.weight", "memory_tokens",
+        "norm.weight", "BatchNorm_0/scale", "bn1.bias", "layer_norm.weight", "fc_mu.weight", "mu.weight", "mean.weight",
+        "encoder.mean", "opt.decoder.layers.0.weight", "state_proj.weight", "adaptive.m", "v.weight", "attention.v",
+        "num_classes", "num_labels_embedding.weight", "scale_per_class", "support_proj.weight", "class_embedding",
+        "training", "trainable.x_proj.weight", "data_encoder.weight", "image_features.weight", "private.weight",
+    ],
+)  # fmt: skip
 def test_layers_with_such_names_are_left_alone(name: str, tmp_path: Path) -> None:
     assert audited(holding(tensors(**{name: noise((4, 4))})), tmp_path).findings == ()
+
+
+def test_no_parameter_of_a_usual_model_is_taken_for_something_else() -> None:
+    """The names that torch gives to layers, and to the parameters of the backbone that is built in."""
+    import torch
+    from torch import nn
+
+    from trainers import backbones
+
+    layers = nn.ModuleDict(
+        {
+            "linear": nn.Linear(2, 2), "conv": nn.Conv2d(1, 1, 1), "norm": nn.LayerNorm(2), "group": nn.GroupNorm(1, 2),
+            "bn": nn.BatchNorm1d(2, track_running_stats=False), "embedding": nn.Embedding(2, 2),
+            "attention": nn.MultiheadAttention(2, 1), "lstm": nn.LSTM(2, 2),
+            "encoder": nn.TransformerEncoderLayer(2, 1), "decoder": nn.TransformerDecoderLayer(2, 1),
+            "prelu": nn.PReLU(), "bilinear": nn.Bilinear(2, 2, 2),
+        }
+    )  # fmt: skip
+    with torch.device("meta"):
+        built = [name for name, _ in backbones.efficientnet_lite0(size=224).named_parameters()]
+    names_of_all = [*layers.state_dict(), *built]
+    assert len(names_of_all) > 100
+    for name in names_of_all:
+        for tell in (names.statistics_in, names.optimizer_in, names.counts_in, names.data_in):
+            assert not tell(name), name
+
+
+@pytest.mark.parametrize("name", ["a{}.memory.x", "a{}.counts", "head{}.head.weight"])
+def test_as_many_tensors_as_a_file_may_have_are_checked_in_seconds(name: str, tmp_path: Path) -> None:
+    many = {name.format(place): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for place in range(100_000)}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header(many))
+    began = time.process_time()
+    found = audit(Facts(contents=opened(path), labels=LABELS))
+    assert time.process_time() - began < 20
+    shown = {
+        each.code: each.evidence for each in found.findings if "tensors" in each.evidence or "parts" in each.evidence
+    }
+    assert name.startswith("head") or [set(each.values()) & {100_000} for each in shown.values()] == [{100_000}]
 
 
 def test_counts_are_found_by_what_they_add_up_to(tmp_path: Path) -> None:
