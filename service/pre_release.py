@@ -79,6 +79,7 @@ def from_manifest(
         labels=labels if labels is not None else declared_labels,
         label_digests=frozenset() if digest is None else frozenset({digest}),
         overlapping=None if book is None else _overlapping(book, {manifest.task} if manifest.task else set()),
+        unknown_tasks=int(book is not None and manifest.task is not None and manifest.task not in book.tasks),
         metrics=bool(manifest.metrics),
         contents=contents,
         digests={} if expected is None else {"the manifest": expected},
@@ -95,12 +96,17 @@ def catalogued(named: Mapping[str, Any], *, adjacency: Adjacency) -> Mechanism |
     found = CATALOG.get(str(named.get("name")))
     if found is None:
         return None
-    price = None
+    price, charges_memory = None, False
     if adjacency in found.adjacencies:
         quoted = found.quote(named.get("parameters", {}), adjacency=adjacency)
         price = tuple(each.event for each in quoted.charges)
+        charges_memory = any(each.part is not None or each.task is not None for each in quoted.charges)
     return Mechanism(
-        name=found.name, proof_status=found.proof_status, adjacencies=tuple(found.adjacencies), price=price
+        name=found.name,
+        proof_status=found.proof_status,
+        adjacencies=tuple(found.adjacencies),
+        price=price,
+        charges_memory=charges_memory,
     )
 
 
@@ -169,7 +175,9 @@ def at_commit(*, metrics: object, evaluation: Mapping[str, Any] | None) -> tuple
         return ()
     declared = {} if evaluation is None else {"evaluation": evaluation}
     facts = Facts(declared=declared, metrics=bool(metrics))
-    return audit(facts, codes=("metrics.private", "metrics.undeclared", "statement.unknown")).findings
+    return audit(
+        facts, codes=("metrics.private", "metrics.undeclared", "statement.unknown", "statement.incomplete")
+    ).findings
 
 
 def of_release(

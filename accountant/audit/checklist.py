@@ -19,7 +19,9 @@ from accountant.audit import heads, names
 from accountant.audit.contents import Contents, Earlier, Tensor, label_digest
 from accountant.audit.findings import RULES, Basis, Finding
 from accountant.audit.manifests import (
+    CONSTANTS,
     STATEMENTS,
+    constants,
     is_misread,
     number_of,
     statement,
@@ -61,6 +63,7 @@ class Mechanism:
     proof_status: ProofStatus
     adjacencies: tuple[Adjacency, ...] = ()
     price: tuple[Event, ...] | None = None
+    charges_memory: bool = False  # whether a part of the price is for records of earlier tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,7 @@ class Facts:
     also: frozenset[str] = frozenset()  # labels of what a run of ours builds on, which it may have taken over
     label_digests: frozenset[str] = frozenset()  # spellings of the label space that it was promised to have
     overlapping: int | None = None  # tasks that share datapoints with this one
+    unknown_tasks: int = 0  # that are named, and not in the ledger
     metrics: bool = False  # whether some go out beside the artifact
     contents: Contents | None = None
     digests: Mapping[str, str] = field(default_factory=dict)  # who says which digest
@@ -323,27 +327,97 @@ def _said(name: str, word: str, code: str) -> Callable[[Facts], Iterator[Finding
     return find
 
 
-def _tuning_uncharged(facts: Facts) -> Iterator[Finding]:
+#: Statements that something was charged or released: the word that says so, and the field that names the releases.
+_CLAIMS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "tuning": ("charged", "releases"),
+        "preprocessing": ("charged", "releases"),
+        "pretraining": ("released", "release"),
+        "evaluation": ("charged", "releases"),
+    }
+)
+#: Those that may be charged for in the release itself, beside its mechanism.
+_WITHIN: Final = frozenset({"preprocessing", "evaluation"})
+
+
+def _claimed(facts: Facts, name: str) -> list[str] | None:
+    """The releases under which something is said to be charged; None if that is not said."""
+    word, field_name = _CLAIMS[name]
+    said = constants(facts.declared).values() if name == "preprocessing" else [statement(facts.declared, name)]
+    if word not in said:
+        return None
+    one = text_of(facts.declared, name, field_name)
+    return [one] if one is not None else texts_of(facts.declared, name, field_name) or []
+
+
+def _paid_within(facts: Facts, name: str) -> bool | None:
+    """Whether the release itself pays for it, by a charge beside those of its mechanism; None if that is not known."""
+    if name not in _WITHIN:
+        return False
+    price = None if facts.mechanism is None else facts.mechanism.price
+    return None if price is None else len(facts.charged) > len(price)
+
+
+def _uncharged(name: str, code: str) -> Callable[[Facts], Iterator[Finding]]:
+    """That what is said to be charged is no release that is spent or held."""
+
+    def find(facts: Facts) -> Iterator[Finding]:
+        assert facts.statuses is not None
+        named = _claimed(facts, name)
+        if named:
+            statuses = [facts.statuses.get(each) for each in named]
+            is_known = name == "pretraining"  # what the ledger has not is told as that
+            if missing := sum(each not in SPENT_OR_HELD and not (is_known and each is None) for each in statuses):
+                yield _found(code, "checked", missing=missing)
+        elif named is not None and _paid_within(facts, name) is False:
+            yield _found(code, "checked", missing="all")
+
+    return find
+
+
+def _pretraining_of_nobody(facts: Facts) -> Iterator[Finding]:
     assert facts.statuses is not None
-    if statement(facts.declared, "tuning") == "charged":
-        named = texts_of(facts.declared, "tuning", "releases") or []
-        missing = sum(facts.statuses.get(each) not in SPENT_OR_HELD for each in named)
-        if missing or not named:
-            yield _found("tuning.uncharged", "checked", missing=missing if named else "all")
+    named = _claimed(facts, "pretraining")
+    if named and facts.statuses.get(named[0]) is None:
+        yield _found("pretraining.unknown_release", "checked")
+
+
+def _memory_uncharged(facts: Facts) -> Iterator[Finding]:
+    assert facts.mechanism is not None
+    if statement(facts.declared, "state") == "charged_memory" and not facts.mechanism.charges_memory:
+        yield _found("state.uncharged", "checked", mechanism=facts.mechanism.name)
 
 
 def _preprocessing_private(facts: Facts) -> Iterator[Finding]:
-    said = facts.declared.get("preprocessing")
-    if isinstance(said, Mapping):
-        private = [name for name in STATEMENTS["preprocessing"] if said.get(name) == "private"]
-        if private:
-            yield _found("preprocessing.private", "attested", constants=", ".join(private))
+    private = [name for name, source in constants(facts.declared).items() if source == "private"]
+    if private:
+        yield _found("preprocessing.private", "attested", constants=", ".join(private))
 
 
 def _preprocessing_undeclared(facts: Facts) -> Iterator[Finding]:
-    said = facts.declared.get("preprocessing")
-    if not isinstance(said, Mapping) or not set(said) & set(STATEMENTS["preprocessing"]):
-        yield _found("preprocessing.undeclared", "attested")
+    said = constants(facts.declared)
+    if unsaid := [name for name in CONSTANTS if name not in said]:
+        yield _found("preprocessing.undeclared", "attested", constants=", ".join(unsaid))
+
+
+def _incomplete(facts: Facts) -> Iterator[Finding]:
+    """Words with nothing behind them; what another rule looks up, in the ledger or in the file, is its matter."""
+    source = _label_source(facts)
+    if source in {"prior", "released"} and _is_classifier(facts) and not _says_labels(facts):
+        yield _found("statement.incomplete", "attested", statement="label_space", word=source)
+    for name, (word, _) in _CLAIMS.items():
+        paid = _paid_within(facts, name)
+        if _claimed(facts, name) == [] and not paid and (facts.statuses is None or paid is None):
+            yield _found("statement.incomplete", "attested", statement=name, word=word)
+
+
+def _says_labels(facts: Facts) -> bool:
+    """Whether a set is there, or another rule says that none is."""
+    declared = facts.declared
+    if facts.is_ours or _is_open(facts) or facts.labels is not None or texts_of(declared, "label_space", "labels"):
+        return True
+    named = "release" if _label_source(facts) == "released" else "digest"
+    return text_of(declared, "label_space", named) is not None or (named == "release" and facts.statuses is not None)
 
 
 def _metrics_undeclared(facts: Facts) -> Iterator[Finding]:
@@ -579,9 +653,16 @@ def _overlap(facts: Facts) -> Iterator[Finding]:
         yield _found("tasks.overlap", "checked", tasks=facts.overlapping)
 
 
+def _tasks_unknown(facts: Facts) -> Iterator[Finding]:
+    if facts.unknown_tasks:
+        yield _found("tasks.unknown", "checked")
+
+
 def _overlap_unchecked(facts: Facts) -> Iterator[Finding]:
-    if facts.overlapping is None:
-        yield _found("tasks.unchecked", "attested")
+    if facts.overlapping is None and not facts.unknown_tasks:
+        has_ledger = facts.statuses is not None
+        why = "no task is named" if has_ledger else "no ledger is at hand that says who is in which task"
+        yield _found("tasks.unchecked", "attested", why=why)
 
 
 # ---------------------------------------------------------------- the file
@@ -780,17 +861,27 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("empty_task.no_classifier", _is_classifier, _empty_task),
     Check("empty_task.undeclared", _their_classifier, _unsaid("empty_task", "empty_task.undeclared")),
     Check("state.raw", _always, _said("state", "raw", "state.raw")),
+    Check(
+        "state.uncharged",
+        lambda facts: facts.mechanism is not None and facts.mechanism.price is not None,
+        _memory_uncharged,
+    ),
     Check("state.undeclared", _theirs, _unsaid("state", "state.undeclared")),
     Check("tuning.private", _always, _said("tuning", "private", "tuning.private")),
-    Check("tuning.uncharged", _ledger, _tuning_uncharged),
+    Check("tuning.uncharged", _ledger, _uncharged("tuning", "tuning.uncharged")),
     Check("tuning.undeclared", _always, _unsaid("tuning", "tuning.undeclared")),
     Check("preprocessing.private", _always, _preprocessing_private),
+    Check("preprocessing.uncharged", _ledger, _uncharged("preprocessing", "preprocessing.uncharged")),
     Check("preprocessing.undeclared", _theirs, _preprocessing_undeclared),
     Check("pretraining.private", _always, _said("pretraining", "private", "pretraining.private")),
+    Check("pretraining.uncharged", _ledger, _uncharged("pretraining", "pretraining.uncharged")),
+    Check("pretraining.unknown_release", _ledger, _pretraining_of_nobody),
     Check("pretraining.undeclared", _theirs, _unsaid("pretraining", "pretraining.undeclared")),
     Check("metrics.private", _always, _said("evaluation", "private", "metrics.private")),
+    Check("metrics.uncharged", _ledger, _uncharged("evaluation", "metrics.uncharged")),
     Check("metrics.undeclared", lambda facts: _theirs(facts) or facts.metrics, _metrics_undeclared),
     Check("statement.unknown", _always, _statement_unknown),
+    Check("statement.incomplete", _always, _incomplete),
     Check(
         "mechanism.proof_status",
         lambda facts: facts.mechanism is not None and facts.accepts is not None,
@@ -821,6 +912,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         _delta,
     ),
     Check("tasks.overlap", lambda facts: _claims_parallel(facts) and facts.overlapping is not None, _overlap),
+    Check("tasks.unknown", _ledger, _tasks_unknown),
     Check("tasks.unchecked", _claims_parallel, _overlap_unchecked),
     Check("artifact.unopened", _always, _unopened),
     Check("artifact.pickle", _file, _pickle),
@@ -852,10 +944,15 @@ AT_PROPOSAL: Final[tuple[str, ...]] = (
     "tuning.uncharged",
     "tuning.undeclared",
     "preprocessing.private",
+    "preprocessing.uncharged",
     "pretraining.private",
+    "pretraining.uncharged",
+    "pretraining.unknown_release",
     "pretraining.undeclared",
     "metrics.private",
+    "metrics.uncharged",
     "statement.unknown",
+    "statement.incomplete",
     "mechanism.proof_status",
     "sampling.not_poisson",
     "sampling.undeclared",
@@ -864,4 +961,5 @@ AT_PROPOSAL: Final[tuple[str, ...]] = (
     "population.unit",
     "population.delta",
     "tasks.overlap",
+    "tasks.unchecked",
 )

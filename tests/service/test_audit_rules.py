@@ -44,6 +44,7 @@ from tests.service.audit_cases import (
     CLEAN,
     LABELS,
     Release,
+    against_ledger,
     clean,
     file_of,
     header,
@@ -62,8 +63,9 @@ from trainers.safetensors_headers import MAX_HEADER
 def audited(release: Release, folder: Path) -> checklist.Audited:
     files = release.write(folder)
     book = _book(files["ledger"]) if "ledger" in files else None
+    manifest = manifest_from(release.manifest)
     facts = pre_release.from_manifest(
-        manifest_from(release.manifest),
+        replace(manifest, declared={**manifest.declared, **release.said}),
         artifact=files.get("artifact"),
         book=book,
         labels=release.labels,
@@ -95,7 +97,7 @@ def test_a_clean_release_has_no_findings_at_all(tmp_path: Path) -> None:
     assert audited(clean(), tmp_path).findings == ()
 
 
-@pytest.mark.parametrize("code", [code for code in RULES if code != "statement.unknown"])
+@pytest.mark.parametrize("code", RULES)
 def test_a_rule_finds_what_it_should(code: str, tmp_path: Path) -> None:
     found = audited(CASES[code][0](), tmp_path)
     assert code in codes(found)
@@ -144,6 +146,88 @@ def test_every_word_of_a_statement_is_read(name: str) -> None:
         assert statement(declared, name) == word
         assert manifest_from({"version": 1, **declared}).declared == declared
         assert not any(each.code == "statement.unknown" for each in audit(Facts(declared=declared)).findings)
+
+
+# ---------------------------------------------------------------- what stands behind a word
+
+
+@pytest.mark.parametrize(
+    ("change", "offline", "with_ledger"),
+    [
+        ({"tuning": {"source": "charged"}}, {"statement.incomplete"}, {"tuning.uncharged"}),
+        ({"tuning": {"source": "charged", "releases": ["rel_labels"]}}, set(), set()),
+        ({"pretraining": {"data": "released"}}, {"statement.incomplete"}, {"pretraining.uncharged"}),
+        ({"pretraining": {"data": "released", "release": "rel_void"}}, set(), {"pretraining.uncharged"}),
+        ({"pretraining": {"data": "released", "release": "rel_x"}}, set(), {"pretraining.unknown_release"}),
+        ({"pretraining": {"data": "released", "release": "rel_labels"}}, set(), set()),
+        ({"evaluation": {"data": "charged"}}, {"statement.incomplete"}, {"metrics.uncharged"}),
+        ({"evaluation": {"data": "charged", "releases": ["rel_void"]}}, set(), {"metrics.uncharged"}),
+        ({"evaluation": {"data": "charged", "releases": ["rel_labels"]}}, set(), set()),
+        (
+            {"preprocessing": {**CLEAN["preprocessing"], "clip_norm": "charged"}},
+            {"statement.incomplete"},
+            {"preprocessing.uncharged"},
+        ),
+        (
+            {"preprocessing": {**CLEAN["preprocessing"], "clip_norm": "charged", "releases": ["rel_x"]}},
+            set(),
+            {"preprocessing.uncharged"},
+        ),
+        ({"state": {"retained": "charged_memory"}}, {"state.uncharged"}, {"state.uncharged"}),
+        ({"composition": {"claim": "parallel"}}, {"tasks.unchecked"}, {"tasks.unchecked"}),
+        ({"composition": {"claim": "parallel"}, "task": "nowhere"}, {"tasks.unchecked"}, {"tasks.unknown"}),
+        ({"composition": {"claim": "parallel"}, "task": "alone"}, {"tasks.unchecked"}, set()),
+    ],
+)  # fmt: skip
+def test_words_are_looked_up_in_the_ledger_or_said_to_be_incomplete(
+    change: dict[str, Any], offline: set[str], with_ledger: set[str], tmp_path: Path
+) -> None:
+    assert codes(audited(clean(**change), tmp_path)) == offline
+    assert codes(audited(against_ledger(**change), tmp_path)) == with_ledger
+
+
+def test_a_release_may_pay_for_its_own_metrics_and_constants(tmp_path: Path) -> None:
+    """A charge beside the mechanism's may be it; where no mechanism has a price, nobody can tell."""
+    said = {"evaluation": {"data": "charged"}, "metrics": {"accuracy": 0.9}}
+    steps = {
+        "kind": "poisson_sampled",
+        "sampling_probability": 0.01,
+        "event": {"kind": "gaussian", "noise_multiplier": 1.1},
+    }
+    training, more = {"kind": "repeated", "times": 2000, "event": steps}, {"kind": "pure_dp", "epsilon": 0.1}
+    for make in (clean, against_ledger):
+        assert codes(audited(make(**said, charges=[{"event": training}, {"event": more}]), tmp_path)) == set()
+        unknown = make(**said, mechanism=None, charges=[{"event": more}])
+        assert codes(audited(unknown, tmp_path)) == {"mechanism.unknown", "statement.incomplete"}
+
+
+def test_each_constant_is_declared_by_itself(tmp_path: Path) -> None:
+    [found] = audited(clean(preprocessing={"normalisation": "public", "lipschitz": "unused"}), tmp_path).findings
+    assert (found.code, found.evidence) == ("preprocessing.undeclared", {"constants": "clip_norm, vocabulary"})
+
+
+def test_why_nobody_looked_for_overlaps_is_told_truly(tmp_path: Path) -> None:
+    claim = {"composition": {"claim": "parallel"}}
+    for release, why in ((clean(**claim, task="one"), "no ledger"), (against_ledger(**claim), "no task is named")):
+        [found] = audited(release, tmp_path).findings
+        assert (found.code, found.severity) == ("tasks.unchecked", "warning")
+        assert why in found.message
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"source": "prior"}, True),
+        ({"source": "prior", "labels": LABELS}, False),
+        ({"source": "prior", "digest": label_digest(LABELS)}, False),
+        ({"source": "released"}, True),
+        ({"source": "released", "release": "rel_1"}, False),
+        ({"source": "none"}, False),
+    ],
+)
+def test_a_label_space_says_which_labels(said: dict[str, Any], found: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    release = replace(clean(label_space=said), artifact=None)
+    assert ("statement.incomplete" in codes(audited(release, tmp_path))) is found
 
 
 # ---------------------------------------------------------------- policies

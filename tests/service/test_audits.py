@@ -32,7 +32,7 @@ SAID: dict[str, Any] = {
     "state": {"retained": "dp_only"},
     "tuning": {"source": "public"},
     "pretraining": {"data": "public", "name": "ImageNet-21k"},
-    "preprocessing": {"normalisation": "public"},
+    "preprocessing": {"normalisation": "public", "clip_norm": "public", "lipschitz": "unused", "vocabulary": "unused"},
     "empty_task": {"answer": "same_program"},
 }
 
@@ -82,6 +82,9 @@ def test_what_a_proposal_leaves_unsaid_is_a_warning_and_recorded(call: Caller, p
         ({"tuning": {"source": "private"}}, "tuning.private"),
         ({"tuning": {"source": "charged", "releases": ["rel_of_nobody"]}}, "tuning.uncharged"),
         ({"pretraining": {"data": "private"}}, "pretraining.private"),
+        ({"pretraining": {"data": "released"}}, "pretraining.uncharged"),
+        ({"preprocessing": {"clip_norm": "charged", "releases": ["rel_of_nobody"]}}, "preprocessing.uncharged"),
+        ({"evaluation": {"data": "charged", "releases": ["rel_of_nobody"]}}, "metrics.uncharged"),
         ({"preprocessing": {"clip_norm": "private"}}, "preprocessing.private"),
         ({"evaluation": {"data": "private"}}, "metrics.private"),
         ({"empty_task": {"answer": "nothing"}}, "empty_task.no_classifier"),
@@ -134,6 +137,7 @@ def test_tasks_that_overlap_are_not_composed_in_parallel(call: Caller, populatio
     claim = {**SAID, "composition": {"claim": "parallel"}}
     assert codes(call.propose(population, ({"task": "one"}, EVENT), **claim)) == ["tasks.overlap"]
     assert codes(call.propose(population, ({"task": "alone"}, EVENT), **claim)) == []
+    assert codes(call.propose(population, (WHOLE, EVENT), **claim)) == ["tasks.unchecked"]  # of no task
 
 
 def test_sampling_that_is_not_poisson_is_not_accounted_so(call: Caller, population: str) -> None:
