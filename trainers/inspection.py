@@ -27,7 +27,7 @@ from accountant.audit.checklist import MAX_ROWS, MIN_REPEATED
 from accountant.audit.contents import Contents, Earlier, Form, Tensor
 from accountant.canonical import from_canonical
 from accountant.errors import AccountantError
-from trainers.safetensors_headers import DTYPES, MAX_HEADER, Header, Malformed, Slot, is_text, read_header
+from trainers.safetensors_headers import DTYPES, MAX_HEADER, Header, Malformed, Slot, is_text, read_header, widened
 
 if TYPE_CHECKING:
     from trainers.row_copies import Rows
@@ -225,7 +225,7 @@ def _tensor(file: IO[bytes], slot: Slot, keep: Collection[str], rows: Rows | Non
         numbers = np.frombuffer(block, dtype=dtype)
         first = numbers[0] if first is None else first
         constant = constant and bool((numbers == first).all())
-        values = _widened(numbers, slot.dtype)
+        values = widened(numbers, slot.dtype)
         if values.dtype.kind == "f":
             finite = finite and bool(np.isfinite(values).all())
         total = _total(total, values)
@@ -252,12 +252,6 @@ def _as_rows(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.
     width = int(np.prod(shape[1:])) if len(shape) > 1 else shape[0]
     whole = len(values) // width if width else 0
     return values[: whole * width].reshape(whole, width)[:MAX_ROWS]
-
-
-def _widened(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
-    if dtype == "BF16":
-        return (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers
 
 
 def _total(so_far: int | None, values: NDArray[Any]) -> int | None:

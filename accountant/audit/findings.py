@@ -619,12 +619,12 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             ),
             Rule(
                 code="artifact.unreadable",
-                title="The artifact is damaged",
+                title="The artifact cannot be read",
                 severity="error",
                 bases=_CHECKED,
                 source="docs/audits.md",
-                message="The artifact looks like safetensors and is not: {problem}.",
-                remedy="Write it again with a current safetensors library, and compare digests.",
+                message="The artifact looks like safetensors, and was not read: {problem}.",
+                remedy="Write it again with a current safetensors library, in plain types, and compare digests.",
             ),
             Rule(
                 code="artifact.digest",

@@ -896,6 +896,8 @@ _PLAIN = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"a": 3}), "dtype, a shape"),
         (header({"a": {**_PLAIN, "code": "x"}}, bytes(8)), "dtype, a shape"),
         (header({"a": {**_PLAIN, "dtype": "O"}}, bytes(8)), "unknown type"),
+        (header({"a": {**_PLAIN, "dtype": "F4", "shape": [16]}}, bytes(8)), "not read here"),
+        (header({"a": {**_PLAIN, "dtype": "C64", "shape": [1]}}, bytes(8)), "not read here"),
         (header({"a": {**_PLAIN, "shape": [-2]}}, bytes(8)), "impossible shape"),
         (header({"a": {**_PLAIN, "shape": [1.5]}}, bytes(8)), "impossible shape"),
         (header({"a": {**_PLAIN, "shape": [2**60]}}, bytes(8)), "impossible shape"),
@@ -1074,6 +1076,25 @@ def test_every_type_of_number_is_read(tmp_path: Path) -> None:
     brain = header({"b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}, b"\x80\x3f\xc0\x7f")  # 1.0 and NaN
     path.write_bytes(brain)
     assert not opened(path).tensors[0].is_finite
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_small_floats_mean_what_torch_means_by_them(kind: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save
+
+    small = torch.arange(256, dtype=torch.uint8).view(getattr(torch, kind))
+    path = tmp_path / "model.safetensors"
+    for named, finite in ((small, False), (small[:100], True)):
+        path.write_bytes(save({"x": named.contiguous()}))
+        [found] = opened(path, keep=["x"]).tensors
+        assert found.values is not None
+        np.testing.assert_array_equal(found.values[0], named.to(torch.float64).numpy())
+        assert found.is_real
+        assert found.is_finite is finite
+    rows = torch.tensor([[1, 2, 4, 0.5, 8, 16, 1, 2, 4, 8, 2, 1, 64, 32, 16, 4, 2] * 2, [2.0] * 34])
+    path.write_bytes(save({"x": rows.reshape(-1).to(small.dtype)}))
+    assert opened(path, rows=Rows.of(rows.numpy())).tensors[0].data_rows == 1
 
 
 def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
