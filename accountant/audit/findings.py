@@ -235,7 +235,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 bases=_CHECKED,
                 source=f"{_LABEL_PAPER}, Proposition 4.1",
                 message="The head of the model does not have one output for each of the {labels} labels.",
-                remedy="Build the head with one output for each label of the label space, seen in the data or not.",
+                remedy=(
+                    "Build the head with one output for each label of the label space, seen in the data or not; if "
+                    "another layer answers, name it in artifact.head."
+                ),
             ),
             Rule(
                 code="artifact.head_missing",

@@ -323,6 +323,31 @@ def test_an_artifact_that_lies_in_the_folder_is_opened(service: Local, call: Cal
     shutil.rmtree(folder)
 
 
+def test_a_file_has_the_labels_that_were_released_and_no_fewer(service: Local, call: Caller, population: str) -> None:
+    """The set is read from the file of the release that is named, whatever else the run builds on or says."""
+    from hashlib import sha256
+
+    def committed(content: bytes, **said: Any) -> str:
+        release: str = call.propose(population, (WHOLE, EVENT), **{**SAID, **said})["id"]
+        folder = service.parts.settings.artifacts_folder / release
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(content)
+        call.ok("POST", f"/v1/releases/{release}/commit", {"artifact": {"sha256": sha256(content).hexdigest()}})
+        return release
+
+    def named(labels: list[str]) -> dict[str, str]:
+        return {"stint": canonical({"labels": labels}).decode(), "releasable": "true"}
+
+    told = committed(file_of({}, named(LABELS)), kind="labels")
+    start = committed(file_of(tensors(), named([*LABELS, "of old"])), label_space={"source": "prior", "labels": LABELS})
+    space = {"source": "released", "release": told}
+    started = {"data": "released", "release": start}
+    for seed, (labels, found) in enumerate(((LABELS, []), (LABELS[:2], ["artifact.labels"]))):
+        made = {name: value + seed + 1 for name, value in tensors().items()}
+        release = committed(file_of(made, named(labels)), label_space=space, pretraining=started)
+        assert codes(call.ok("POST", f"/v1/releases/{release}/audit")) == [*found, "mechanism.unknown"]
+
+
 def test_a_name_that_leads_elsewhere_opens_nothing(service: Local, call: Caller, population: str) -> None:
     secret = service.parts.settings.artifacts_folder.parent / "elsewhere"
     secret.mkdir()
