@@ -32,7 +32,7 @@ from service.foreground import CouldNot
 if TYPE_CHECKING:
     from accountant.audit.contents import Contents
     from accountant.book import Book
-    from trainers.inspection import Rows
+    from trainers.row_copies import Rows
 
 MAX_MANIFEST: Final = 1 << 24
 MAX_LEDGER: Final = 1 << 32
@@ -202,7 +202,9 @@ def _audited(
 
 
 def _of_files(checks: Sequence[Any]) -> list[str]:
-    return [each.code for each in checks if each.code.startswith(("artifact.", "noise."))]
+    """The rules on what a file shows. Which layer is the head is for a manifest to say."""
+    codes = [each.code for each in checks if each.code.startswith(("artifact.", "noise."))]
+    return [code for code in codes if code != "artifact.head_unknown"]
 
 
 def _only_theirs(answer: Mapping[str, Any], mine: Sequence[Finding], *, is_opened: bool) -> list[Finding]:
@@ -320,7 +322,7 @@ def _rows(path: Path) -> Rows:
     import numpy as np  # noqa: PLC0415
 
     from trainers import columns  # noqa: PLC0415
-    from trainers.inspection import Rows  # noqa: PLC0415
+    from trainers.row_copies import Rows  # noqa: PLC0415
 
     size = _existing(path).stat().st_size
 
@@ -341,7 +343,10 @@ def _rows(path: Path) -> Rows:
                 raise CouldNot(f"{path}: rows are .npy, or an array x in .npz or .safetensors")
     except (columns.DataProblem, OSError, ValueError, KeyError) as problem:
         raise CouldNot(f"{path} has no array x of rows that can be read: {problem}") from None
-    return Rows.of(np.asarray(taken))
+    rows = Rows.of(np.asarray(taken))
+    if not rows.are_told:
+        raise CouldNot(f"{path} has no row that could be told from others: each is one number, again and again")
+    return rows
 
 
 # ---------------------------------------------------------------- the service

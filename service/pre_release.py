@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from accountant.audit.manifests import Manifest
     from accountant.book import Book
     from accountant.events import Adjacency, Event
+    from trainers.row_copies import Rows
 
 MAX_EARLIER: Final = 100  # releases that an artifact is compared with, newest first
 MAX_EARLIER_BYTES: Final = 1 << 28  # of their files, together
@@ -40,7 +42,7 @@ def from_manifest(
     accepts: Sequence[str] | None = None,
     earlier: Sequence[Path] = (),
     public: Sequence[Path] = (),
-    rows: inspection.Rows | None = None,
+    rows: Rows | None = None,
 ) -> Facts:
     """What a manifest, a file and perhaps an export of a ledger say. `labels` is the set that was released or prior.
 
@@ -70,12 +72,14 @@ def from_manifest(
             datapoints=said.get("datapoints"),
         ),
         mechanism=mechanism,
+        nearest=None if manifest.mechanism is None else nearest(str(manifest.mechanism["name"])),
         accepts=tuple(accepts) if accepts is not None else ("proved",) if book is None else book.policy.accepts,
         charged=charged,
         statuses=None if book is None else {each.id: each.status for each in book.releases.values()},
         labels=labels if labels is not None else declared_labels,
         label_digests=frozenset() if digest is None else frozenset({digest}),
         overlapping=None if book is None else _overlapping(book, {manifest.task} if manifest.task else set()),
+        unknown_tasks=int(book is not None and manifest.task is not None and manifest.task not in book.tasks),
         metrics=bool(manifest.metrics),
         contents=contents,
         digests={} if expected is None else {"the manifest": expected},
@@ -92,13 +96,31 @@ def catalogued(named: Mapping[str, Any], *, adjacency: Adjacency) -> Mechanism |
     found = CATALOG.get(str(named.get("name")))
     if found is None:
         return None
-    price = None
+    price, charges_memory = None, False
     if adjacency in found.adjacencies:
         quoted = found.quote(named.get("parameters", {}), adjacency=adjacency)
         price = tuple(each.event for each in quoted.charges)
+        charges_memory = any(each.part is not None or each.task is not None for each in quoted.charges)
     return Mechanism(
-        name=found.name, proof_status=found.proof_status, adjacencies=tuple(found.adjacencies), price=price
+        name=found.name,
+        proof_status=found.proof_status,
+        adjacencies=tuple(found.adjacencies),
+        price=price,
+        charges_memory=charges_memory,
     )
+
+
+def nearest(name: str) -> str | None:
+    """The mechanism of the catalog that is perhaps meant by a name that is none; None if it is one, or far from all.
+
+    >>> nearest("DP_SGD"), nearest("dp-sgdd"), nearest("dp-sgd"), nearest("our-own")
+    ('dp-sgd', 'dp-sgd', None, None)
+    """
+    if name in CATALOG:
+        return None
+    plain = "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+    close = get_close_matches(plain, list(CATALOG), n=1, cutoff=0.8)
+    return close[0] if close else None
 
 
 def labels_in(path: Path) -> list[str] | None:
@@ -153,7 +175,9 @@ def at_commit(*, metrics: object, evaluation: Mapping[str, Any] | None) -> tuple
         return ()
     declared = {} if evaluation is None else {"evaluation": evaluation}
     facts = Facts(declared=declared, metrics=bool(metrics))
-    return audit(facts, codes=("metrics.private", "metrics.undeclared", "statement.unknown")).findings
+    return audit(
+        facts, codes=("metrics.private", "metrics.undeclared", "statement.unknown", "statement.incomplete")
+    ).findings
 
 
 def of_release(
@@ -188,8 +212,10 @@ def of_release(
         priced = catalogued(mechanism, adjacency=book.adjacency) if isinstance(mechanism, Mapping) else None
     except InvalidInput:  # parameters that this version of the mechanism no longer takes
         priced = facts.mechanism
-    known = None if labels is None else {*labels, *(recipe or {}).get("label_names", ())}
-    said = texts_of(declared, "label_space", "labels")
+    told = {each.release: each.labels for each in earlier}
+    if labels and len(builds_on) == 1:  # its file may have been too large to compare with
+        told |= dict.fromkeys(builds_on, labels)
+    promised = _own_labels(recipe or {}, told) if is_ours else _said_labels(declared, told)
     digest = text_of(declared, "label_space", "digest")
     artifact = release.artifact
     return Facts(
@@ -203,8 +229,10 @@ def of_release(
         accepts=facts.accepts,
         charged=facts.charged,
         statuses=facts.statuses,
-        labels=sorted(known) if known else None if is_ours else said,
-        label_digests=frozenset() if digest is None else frozenset({digest}),
+        labels=promised if labels is not None or not is_ours else None,
+        also=frozenset(labels or ()) if is_ours else frozenset(),
+        # A job's digest is over its rules too, which are its recipe's: its names are known.
+        label_digests=frozenset() if digest is None or is_ours else frozenset({digest}),
         overlapping=facts.overlapping,
         metrics=metrics,
         contents=contents,
@@ -212,6 +240,24 @@ def of_release(
         earlier=earlier,
         builds_on=builds_on | release.leans_on,
     )
+
+
+def _own_labels(recipe: Mapping[str, Any], told: Mapping[str, Sequence[str] | None]) -> Sequence[str] | None:
+    """The labels that the recipe of a job fixes; None if nobody knows them."""
+    match recipe.get("label_source"):
+        case "prior":
+            return list(recipe["label_names"])
+        case "released":
+            return told.get(recipe["labels_release"])
+        case _:
+            return None
+
+
+def _said_labels(declared: Mapping[str, Any], told: Mapping[str, Sequence[str] | None]) -> Sequence[str] | None:
+    """The labels of the release that a pipeline names, if its file is here; else those that it says itself."""
+    named = text_of(declared, "label_space", "release") if statement(declared, "label_space") == "released" else None
+    known = None if named is None else told.get(named)
+    return known if known is not None else texts_of(declared, "label_space", "labels")
 
 
 def _facts(

@@ -19,7 +19,7 @@ from typing import IO, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.safetensors_headers import DTYPES, Malformed, read_header
+from trainers.safetensors_headers import DTYPES, Malformed, read_header, widened
 
 Code: TypeAlias = Literal["data.unknown", "data.missing", "data.mismatch", "data.shape"]
 #: Opens the file for reading from its start.
@@ -65,7 +65,7 @@ class _Layout:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool = False
-    brain: bool = False  # bfloat16, which numpy has not: the upper half of a float32
+    spelled: str = ""  # the type as a safetensors file names it: numpy has not all of them
 
     def __post_init__(self) -> None:
         if self.dtype.hasobject or self.dtype.names or self.dtype.kind not in _KINDS:
@@ -82,8 +82,7 @@ class _Layout:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def widened(self, values: NDArray[Any]) -> Taken:
-        if self.brain:
-            values = (values.astype(np.uint32) << 16).view(np.float32)
+        values = widened(values, self.spelled)
         return Taken(values, np.ones(len(values), dtype=np.bool_))
 
 
@@ -186,9 +185,7 @@ def safetensors(open_file: Open, path: Path | None, size: int) -> Arrays:
     except Malformed:
         raise DataProblem("data.shape") from None
     layouts = {
-        slot.name: _Layout(
-            offset=slot.start, dtype=np.dtype(DTYPES[slot.dtype]), shape=slot.shape, brain=slot.dtype == "BF16"
-        )
+        slot.name: _Layout(offset=slot.start, dtype=np.dtype(DTYPES[slot.dtype]), shape=slot.shape, spelled=slot.dtype)
         for slot in header.slots
         if slot.shape  # a number has no rows
     }

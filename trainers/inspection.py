@@ -18,7 +18,7 @@ import stat
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,10 @@ from accountant.audit.checklist import MAX_ROWS, MIN_REPEATED
 from accountant.audit.contents import Contents, Earlier, Form, Tensor
 from accountant.canonical import from_canonical
 from accountant.errors import AccountantError
-from trainers.safetensors_headers import DTYPES, MAX_HEADER, Header, Malformed, Slot, is_text, read_header
+from trainers.safetensors_headers import DTYPES, MAX_HEADER, Header, Malformed, Slot, is_text, read_header, widened
+
+if TYPE_CHECKING:
+    from trainers.row_copies import Rows
 
 MAX_BYTES: Final = 1 << 40
 _BLOCK: Final = 1 << 24
@@ -91,6 +94,7 @@ def earlier(release: str, path: Path, *, keep: Collection[str] = ()) -> Earlier 
             if tensor.is_real and not tensor.is_constant and tensor.size >= MIN_REPEATED
         ),
         rows=rows[0] if rows else None,
+        labels=found.labels,
     )
 
 
@@ -202,40 +206,12 @@ def _tape(file: IO[bytes], size: int) -> Form:
 # ---------------------------------------------------------------- tensors
 
 
-class Rows(NamedTuple):
-    """Rows of data as digests of their bytes, for each type that a tensor may have."""
-
-    width: int
-    digests: Mapping[str, frozenset[bytes]]
-
-    @classmethod
-    def of(cls, x: NDArray[Any]) -> Rows:
-        """The rows of an array of any shape; rows of one number, or of equal ones, are nobody's."""
-        flat = x.reshape(len(x), -1)
-        telling = flat[(flat != flat[:, :1]).any(axis=1)] if flat.shape[1] > 1 else flat[:0]
-        return cls(
-            width=flat.shape[1],
-            digests={
-                kind: frozenset(_row_digests(telling.astype(np.dtype(DTYPES[kind])))) for kind in ("F32", "F64", "F16")
-            },
-        )
-
-
-def _row_digests(rows: NDArray[Any]) -> list[bytes]:
-    return [hashlib.sha256(row.tobytes()).digest() for row in np.ascontiguousarray(rows)]
-
-
 def _tensor(file: IO[bytes], slot: Slot, keep: Collection[str], rows: Rows | None) -> Tensor:
     dtype = np.dtype(DTYPES[slot.dtype])
     step = _BLOCK // dtype.itemsize * dtype.itemsize
-    compared = rows is not None and slot.dtype in rows.digests and len(slot.shape) > 1
-    if compared:
-        assert rows is not None
-        width = int(np.prod(slot.shape[1:]))
-        compared = width == rows.width
-        step = max(1, step // (width * dtype.itemsize or 1)) * width * dtype.itemsize if compared else step
+    search = None if rows is None else rows.search(dtype=slot.dtype, shape=slot.shape)
     digest = hashlib.sha256(f"{slot.dtype}{list(slot.shape)}".encode())
-    finite, constant, first, same = True, True, None, 0
+    finite, constant, first = True, True, None
     total: int | None = 0
     kept: list[NDArray[np.float64]] = []
     file.seek(slot.start)
@@ -249,14 +225,12 @@ def _tensor(file: IO[bytes], slot: Slot, keep: Collection[str], rows: Rows | Non
         numbers = np.frombuffer(block, dtype=dtype)
         first = numbers[0] if first is None else first
         constant = constant and bool((numbers == first).all())
-        values = _widened(numbers, slot.dtype)
+        values = widened(numbers, slot.dtype)
         if values.dtype.kind == "f":
             finite = finite and bool(np.isfinite(values).all())
         total = _total(total, values)
-        if compared:
-            assert rows is not None
-            chunk = numbers.reshape(-1, rows.width)
-            same += sum(each in rows.digests[slot.dtype] for each in _row_digests(chunk))
+        if search is not None:
+            search.add(values)
         if slot.name in keep and (room := _KEPT - sum(each.size for each in kept)) > 0:
             kept.append(values[:room].astype(np.float64))
     wanted = slot.name in keep and bool(kept) and len(slot.shape) >= 1
@@ -268,7 +242,7 @@ def _tensor(file: IO[bytes], slot: Slot, keep: Collection[str], rows: Rows | Non
         is_finite=finite,
         is_constant=constant,
         total=total,
-        data_rows=same,
+        data_rows=0 if search is None else search.end(),
         values=_as_rows(np.concatenate(kept), slot.shape) if wanted else None,
     )
 
@@ -278,12 +252,6 @@ def _as_rows(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.
     width = int(np.prod(shape[1:])) if len(shape) > 1 else shape[0]
     whole = len(values) // width if width else 0
     return values[: whole * width].reshape(whole, width)[:MAX_ROWS]
-
-
-def _widened(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
-    if dtype == "BF16":
-        return (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers
 
 
 def _total(so_far: int | None, values: NDArray[Any]) -> int | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 MAX_HEADER: Final = 1 << 25
 MAX_TENSORS: Final = 100_000
@@ -22,11 +23,14 @@ MAX_DIMENSIONS: Final = 32
 _MAX_NESTED, _MAX_PARTS = 500_000, 2_000_000  # brackets and commas of a header
 MAX_SIDE: Final = 1 << 53
 
-#: Types as the file names them, and as NumPy does; BF16 is the upper half of a float32.
+#: Types as the file names them, and as NumPy does; of those that it has not, the bytes (see `widened`).
 DTYPES: Final[Mapping[str, str]] = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
     "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8",
+    "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
 }  # fmt: skip
+#: Types that the form has, and that are not read here.
+_OTHER_DTYPES: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"})
 
 
 class Malformed(Exception):
@@ -87,6 +91,38 @@ def read_header(stream: IO[bytes], size: int) -> Header:
     return Header(slots=slots, metadata=metadata)
 
 
+def widened(numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """What bytes of this type mean, as numbers of a type that NumPy has, exactly.
+
+    BF16 is the upper half of a float32 and F8_E5M2 that of a float16; the others of 8 bits are in the paper of the
+    Open Compute Project, OCP 8-bit Floating Point and Microscaling Formats, 2023.
+    """
+    match dtype:
+        case "BF16":
+            return (numbers.astype(np.uint32) << 16).view(np.float32)
+        case "F8_E5M2":
+            return (numbers.astype(np.uint16) << 8).view(np.float16)
+        case "F8_E4M3":
+            return np.take(_E4M3, numbers)
+        case "F8_E8M0":
+            return np.take(_E8M0, numbers)
+        case _:
+            return numbers
+
+
+def _e4m3() -> NDArray[np.float32]:
+    """Four bits of exponent, biased by 7, three of mantissa; there is no infinity, and one NaN of each sign."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    size = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), np.ldexp(1 + mantissa / 8, exponent - 7))
+    size[bits & 127 == 127] = np.nan
+    return np.where(bits < 128, size, -size).astype(np.float32)
+
+
+_E4M3: Final = _e4m3()
+_E8M0: Final = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan)  # powers of two alone
+
+
 def is_text(given: str) -> bool:
     """Whether it can be written at all: half of a surrogate pair cannot."""
     try:
@@ -102,6 +138,8 @@ def _slot(name: str, tensor: object, origin: int, size: int) -> Slot:
             pass
         case _:
             raise Malformed("a tensor has not a dtype, a shape and two offsets")
+    if dtype in _OTHER_DTYPES:
+        raise Malformed("a tensor is of a type that is not read here (4 or 6 bits, FNUZ, or complex)")
     if dtype not in DTYPES:
         raise Malformed("a tensor is of an unknown type")
     if len(shape) > MAX_DIMENSIONS or not all(type(side) is int and 0 <= side <= MAX_SIDE for side in shape):

@@ -15,10 +15,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from scipy.special import gammaincinv
 
+from accountant.audit import heads, names
 from accountant.audit.contents import Contents, Earlier, Tensor, label_digest
 from accountant.audit.findings import RULES, Basis, Finding
 from accountant.audit.manifests import (
+    CONSTANTS,
     STATEMENTS,
+    constants,
     is_misread,
     number_of,
     statement,
@@ -60,6 +63,7 @@ class Mechanism:
     proof_status: ProofStatus
     adjacencies: tuple[Adjacency, ...] = ()
     price: tuple[Event, ...] | None = None
+    charges_memory: bool = False  # whether a part of the price is for records of earlier tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +77,15 @@ class Facts:
     adjacency: str | None = None
     population: Population = field(default_factory=Population)
     mechanism: Mechanism | None = None
+    nearest: str | None = None  # the catalog's name that was perhaps meant, where it has not the one that is given
     accepts: tuple[str, ...] | None = None
     charged: tuple[Event, ...] = ()
     statuses: Mapping[str, str] | None = None  # of the releases that it names, as the ledger has them
-    labels: Sequence[str] | None = None  # all labels that it may answer with
+    labels: Sequence[str] | None = None  # all labels that it has to answer with
+    also: frozenset[str] = frozenset()  # labels of what a run of ours builds on, which it may have taken over
     label_digests: frozenset[str] = frozenset()  # spellings of the label space that it was promised to have
     overlapping: int | None = None  # tasks that share datapoints with this one
+    unknown_tasks: int = 0  # that are named, and not in the ledger
     metrics: bool = False  # whether some go out beside the artifact
     contents: Contents | None = None
     digests: Mapping[str, str] = field(default_factory=dict)  # who says which digest
@@ -152,17 +159,57 @@ def _knows_label_set(facts: Facts) -> bool:
 
 
 def _labels_mismatch(facts: Facts) -> Iterator[Finding]:
-    """The declared labels against the known set, and the artifact's against a digest where no names are known."""
+    """The declared labels against the known set, and the artifact's against a digest where no names are known.
+
+    A subset is another set: that a label is missing tells that nobody had it.
+    """
     said = texts_of(facts.declared, "label_space", "labels")
     if said is not None:
-        differs = facts.labels is not None and not set(said) <= set(facts.labels)
+        differs = facts.labels is not None and set(said) != set(facts.labels)
         if differs or (facts.label_digests and label_digest(said) not in facts.label_digests):
             yield _found("label_space.mismatch", "checked", where="declaration")
     contents = facts.contents
     if facts.label_digests and contents is not None and contents.is_open and contents.labels is not None:
-        known = facts.labels is not None and set(contents.labels) <= set(facts.labels)
+        known = facts.labels is not None and _is_label_set(facts, contents.labels)
         if not known and label_digest(contents.labels) not in facts.label_digests:
             yield _found("label_space.mismatch", "checked", where="artifact")
+
+
+def _is_label_set(facts: Facts, labels: Sequence[str]) -> bool:
+    """Whether these are all labels of the label space and no others, but for those that stand in what it builds on."""
+    assert facts.labels is not None
+    least, given = set(facts.labels), set(labels)
+    return least <= given <= least | facts.also
+
+
+def _promises_labels(facts: Facts) -> bool:
+    return _is_open(facts) and _is_classifier(facts) and _label_source(facts) in {"prior", "released"}
+
+
+def _labels_unchecked(facts: Facts) -> Iterator[Finding]:
+    assert facts.contents is not None
+    by_digest = facts.label_digests and facts.contents.labels is not None
+    if facts.labels is None and not by_digest:
+        yield _found("label_space.unchecked", "attested", source=_label_source(facts))
+
+
+def _denies_labels(facts: Facts) -> bool:
+    return _is_open(facts) and (not _is_classifier(facts) or _label_source(facts) == "none")
+
+
+def _labels_contradicted(facts: Facts) -> Iterator[Finding]:
+    """One output alone tells of no set of labels: a regression has one."""
+    assert facts.contents is not None
+    tensors = _tensors(facts)
+    answering = [own] if (own := heads.own_head(facts.contents)) is not None else heads.likely(tensors)
+    found = {
+        "names of labels": bool(facts.contents.labels) and facts.kind != "labels",
+        "a head": any(max(heads.widths(tensors, name), default=0) > 1 for name in answering),
+    }
+    said = f"kind = {facts.kind}" if not _is_classifier(facts) else "label_space.source = none"
+    if any(found.values()):
+        parts = " and ".join(name for name, is_there in found.items() if is_there)
+        yield _found("label_space.contradicted", "checked", said=said, parts=parts)
 
 
 def _knows_labels(facts: Facts) -> bool:
@@ -172,40 +219,50 @@ def _knows_labels(facts: Facts) -> bool:
 def _artifact_labels(facts: Facts) -> Iterator[Finding]:
     assert facts.contents is not None
     assert facts.labels is not None
-    if facts.contents.labels is not None and not set(facts.contents.labels) <= set(facts.labels):
-        yield _found("artifact.labels", "checked", labels=len(facts.labels))
+    if facts.contents.labels is not None and not _is_label_set(facts, facts.contents.labels):
+        yield _found("artifact.labels", "checked", labels=len(set(facts.labels)))
 
 
-def _knows_head(facts: Facts) -> bool:
-    return _is_open(facts) and _is_classifier(facts) and _outputs(facts) is not None and _head_width(facts) is not None
+def _knows_outputs(facts: Facts) -> bool:
+    return _is_open(facts) and _is_classifier(facts) and _outputs(facts) is not None
 
 
 def _outputs(facts: Facts) -> int | None:
-    """How many labels there are: those of the label space, or, where nobody knows them, those that the file names."""
-    if facts.labels is not None:
-        return len(set(facts.labels))
+    """How many labels there are: those of the label space; those that the file names, where that is not known."""
     assert facts.contents is not None
-    return None if facts.contents.labels is None else len(set(facts.contents.labels))
+    named = facts.contents.labels
+    if facts.labels is None or (facts.also and named is not None):
+        return None if named is None else len(set(named))
+    return len(set(facts.labels))
 
 
 def _artifact_head(facts: Facts) -> Iterator[Finding]:
-    outputs, width = _outputs(facts), _head_width(facts)
-    assert outputs is not None
-    if width != outputs and not (width == 1 and outputs == 2):  # one row speaks for the second of two labels
+    outputs, answering = _outputs(facts), _answering(facts)
+    if len(answering) == 1 and not _fits(answering[0], outputs):
         yield _found("artifact.head_width", "checked", labels=outputs)
 
 
-def _head_width(facts: Facts) -> int | None:
-    """The rows of the tensor that answers: the file's own, the one that is named, or the one that looks like it.
+def _head_unknown(facts: Facts) -> Iterator[Finding]:
+    """Where several layers could be the head, it is no matter which of them is, as long as all have the right width."""
+    outputs, answering = _outputs(facts), _answering(facts)
+    if not answering or (len(answering) > 1 and not all(_fits(each, outputs) for each in answering)):
+        yield _found("artifact.head_unknown", "checked", layers=len(answering), labels=outputs)
+
+
+def _fits(widths: Sequence[int], outputs: int | None) -> bool:
+    return all(width == outputs or (width == 1 and outputs == 2) for width in widths)  # one row for the second of two
+
+
+def _answering(facts: Facts) -> list[tuple[int, ...]]:
+    """Widths of what answers: the file's own head, the one that is named, or all that look like it.
 
     What a file of ours predicts with is no matter of anybody's word.
     """
+    assert facts.contents is not None
     tensors = _tensors(facts)
-    name = _own_head(facts) or facts.head
-    if name is None:
-        likely = [each for each in tensors if _last_words(each) & _HEADS and each.endswith(("weight", "kernel"))]
-        name = likely[0] if len(likely) == 1 else None
-    return _height(tensors, name)
+    name = heads.own_head(facts.contents) or facts.head
+    found = [heads.widths(tensors, each) for each in (heads.likely(tensors) if name is None else [name])]
+    return [each for each in found if each]
 
 
 def _tensors(facts: Facts) -> dict[str, Tensor]:
@@ -213,49 +270,27 @@ def _tensors(facts: Facts) -> dict[str, Tensor]:
     return {tensor.name: tensor for tensor in facts.contents.tensors}
 
 
-def _height(tensors: Mapping[str, Tensor], name: str | None) -> int | None:
-    found = tensors.get(name or "")
-    return found.shape[0] if found is not None and found.shape else None
-
-
 def _names_head(facts: Facts) -> bool:
-    return _is_open(facts) and _is_classifier(facts) and (facts.head is not None or _own_head(facts) is not None)
+    if not (_is_open(facts) and _is_classifier(facts)):
+        return False
+    assert facts.contents is not None
+    return facts.head is not None or heads.own_head(facts.contents) is not None
 
 
 def _head_missing(facts: Facts) -> Iterator[Finding]:
+    assert facts.contents is not None
     tensors = _tensors(facts)
-    for where, name in (("manifest", facts.head), ("artifact", _own_head(facts))):
-        if name is not None and _height(tensors, name) is None:
+    for where, name in (("manifest", facts.head), ("artifact", heads.own_head(facts.contents))):
+        if name is not None and not heads.widths(tensors, name):
             yield _found("artifact.head_missing", "checked", where=where)
 
 
-def _own_head(facts: Facts) -> str | None:
-    """The tensor by which an artifact of ours says that it answers; None if it is not one, or says nothing."""
+def _needs_head(facts: Facts) -> bool:
+    """A head has to be found by its name, and there is something to compare it with."""
+    if not _knows_outputs(facts) or facts.is_ours or _label_source(facts) == "none" or _names_head(facts):
+        return False
     assert facts.contents is not None
-    match (facts.contents.facts or {}).get("predictor"):
-        case "cosine":
-            return "sums"
-        case "linear":
-            return "weight"
-        case "adapter":
-            return "head.weight"
-        case "network":  # layers are numbered
-            numbered = [
-                (int(number), name)
-                for name in _tensors(facts)
-                for number, _, kind in (name.partition("."),)
-                if number.isdecimal() and kind == "weight"
-            ]
-            return max(numbered)[1] if numbered else "0.weight"
-        case _:
-            return None
-
-
-_HEADS: Final = frozenset({"head", "classifier", "fc", "logits", "lm_head", "last_layer", "output_layer"})
-
-
-def _last_words(name: str) -> frozenset[str]:
-    return frozenset(name.lower().split(".")[:-1])
+    return bool(facts.contents.tensors)
 
 
 # ---------------------------------------------------------------- statements
@@ -292,27 +327,97 @@ def _said(name: str, word: str, code: str) -> Callable[[Facts], Iterator[Finding
     return find
 
 
-def _tuning_uncharged(facts: Facts) -> Iterator[Finding]:
+#: Statements that something was charged or released: the word that says so, and the field that names the releases.
+_CLAIMS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "tuning": ("charged", "releases"),
+        "preprocessing": ("charged", "releases"),
+        "pretraining": ("released", "release"),
+        "evaluation": ("charged", "releases"),
+    }
+)
+#: Those that may be charged for in the release itself, beside its mechanism.
+_WITHIN: Final = frozenset({"preprocessing", "evaluation"})
+
+
+def _claimed(facts: Facts, name: str) -> list[str] | None:
+    """The releases under which something is said to be charged; None if that is not said."""
+    word, field_name = _CLAIMS[name]
+    said = constants(facts.declared).values() if name == "preprocessing" else [statement(facts.declared, name)]
+    if word not in said:
+        return None
+    one = text_of(facts.declared, name, field_name)
+    return [one] if one is not None else texts_of(facts.declared, name, field_name) or []
+
+
+def _paid_within(facts: Facts, name: str) -> bool | None:
+    """Whether the release itself pays for it, by a charge beside those of its mechanism; None if that is not known."""
+    if name not in _WITHIN:
+        return False
+    price = None if facts.mechanism is None else facts.mechanism.price
+    return None if price is None else len(facts.charged) > len(price)
+
+
+def _uncharged(name: str, code: str) -> Callable[[Facts], Iterator[Finding]]:
+    """That what is said to be charged is no release that is spent or held."""
+
+    def find(facts: Facts) -> Iterator[Finding]:
+        assert facts.statuses is not None
+        named = _claimed(facts, name)
+        if named:
+            statuses = [facts.statuses.get(each) for each in named]
+            is_known = name == "pretraining"  # what the ledger has not is told as that
+            if missing := sum(each not in SPENT_OR_HELD and not (is_known and each is None) for each in statuses):
+                yield _found(code, "checked", missing=missing)
+        elif named is not None and _paid_within(facts, name) is False:
+            yield _found(code, "checked", missing="all")
+
+    return find
+
+
+def _pretraining_of_nobody(facts: Facts) -> Iterator[Finding]:
     assert facts.statuses is not None
-    if statement(facts.declared, "tuning") == "charged":
-        named = texts_of(facts.declared, "tuning", "releases") or []
-        missing = sum(facts.statuses.get(each) not in SPENT_OR_HELD for each in named)
-        if missing or not named:
-            yield _found("tuning.uncharged", "checked", missing=missing if named else "all")
+    named = _claimed(facts, "pretraining")
+    if named and facts.statuses.get(named[0]) is None:
+        yield _found("pretraining.unknown_release", "checked")
+
+
+def _memory_uncharged(facts: Facts) -> Iterator[Finding]:
+    assert facts.mechanism is not None
+    if statement(facts.declared, "state") == "charged_memory" and not facts.mechanism.charges_memory:
+        yield _found("state.uncharged", "checked", mechanism=facts.mechanism.name)
 
 
 def _preprocessing_private(facts: Facts) -> Iterator[Finding]:
-    said = facts.declared.get("preprocessing")
-    if isinstance(said, Mapping):
-        private = [name for name in STATEMENTS["preprocessing"] if said.get(name) == "private"]
-        if private:
-            yield _found("preprocessing.private", "attested", constants=", ".join(private))
+    private = [name for name, source in constants(facts.declared).items() if source == "private"]
+    if private:
+        yield _found("preprocessing.private", "attested", constants=", ".join(private))
 
 
 def _preprocessing_undeclared(facts: Facts) -> Iterator[Finding]:
-    said = facts.declared.get("preprocessing")
-    if not isinstance(said, Mapping) or not set(said) & set(STATEMENTS["preprocessing"]):
-        yield _found("preprocessing.undeclared", "attested")
+    said = constants(facts.declared)
+    if unsaid := [name for name in CONSTANTS if name not in said]:
+        yield _found("preprocessing.undeclared", "attested", constants=", ".join(unsaid))
+
+
+def _incomplete(facts: Facts) -> Iterator[Finding]:
+    """Words with nothing behind them; what another rule looks up, in the ledger or in the file, is its matter."""
+    source = _label_source(facts)
+    if source in {"prior", "released"} and _is_classifier(facts) and not _says_labels(facts):
+        yield _found("statement.incomplete", "attested", statement="label_space", word=source)
+    for name, (word, _) in _CLAIMS.items():
+        paid = _paid_within(facts, name)
+        if _claimed(facts, name) == [] and not paid and (facts.statuses is None or paid is None):
+            yield _found("statement.incomplete", "attested", statement=name, word=word)
+
+
+def _says_labels(facts: Facts) -> bool:
+    """Whether a set is there, or another rule says that none is."""
+    declared = facts.declared
+    if facts.is_ours or _is_open(facts) or facts.labels is not None or texts_of(declared, "label_space", "labels"):
+        return True
+    named = "release" if _label_source(facts) == "released" else "digest"
+    return text_of(declared, "label_space", named) is not None or (named == "release" and facts.statuses is not None)
 
 
 def _metrics_undeclared(facts: Facts) -> Iterator[Finding]:
@@ -322,11 +427,8 @@ def _metrics_undeclared(facts: Facts) -> Iterator[Finding]:
         yield _found("metrics.undeclared", "checked", where="commit")
     if facts.contents is not None and facts.contents.is_open:
         keys = {*facts.contents.metadata, *(facts.contents.facts or {})}
-        if any(_words(key) & _METRICS for key in keys):
+        if any(map(names.is_metric, keys)):
             yield _found("metrics.undeclared", "checked", where="artifact")
-
-
-_METRICS: Final = frozenset({"accuracy", "acc", "auc", "auroc", "f1", "loss", "perplexity", "precision", "recall"})
 
 
 def _statement_unknown(facts: Facts) -> Iterator[Finding]:
@@ -354,6 +456,16 @@ def _proof_status(facts: Facts) -> Iterator[Finding]:
 def _mechanism_unknown(facts: Facts) -> Iterator[Finding]:
     if facts.mechanism is None:
         yield _found("mechanism.unknown", "attested")
+
+
+def _mechanism_misspelt(facts: Facts) -> Iterator[Finding]:
+    if facts.nearest is not None:
+        yield _found("mechanism.misspelt", "checked", nearest=facts.nearest)
+
+
+def _charges_missing(facts: Facts) -> Iterator[Finding]:
+    if facts.mechanism is None and not facts.charged:
+        yield _found("charges.missing", "checked")
 
 
 def _charges_too_low(facts: Facts) -> Iterator[Finding]:
@@ -541,9 +653,16 @@ def _overlap(facts: Facts) -> Iterator[Finding]:
         yield _found("tasks.overlap", "checked", tasks=facts.overlapping)
 
 
+def _tasks_unknown(facts: Facts) -> Iterator[Finding]:
+    if facts.unknown_tasks:
+        yield _found("tasks.unknown", "checked")
+
+
 def _overlap_unchecked(facts: Facts) -> Iterator[Finding]:
-    if facts.overlapping is None:
-        yield _found("tasks.unchecked", "attested")
+    if facts.overlapping is None and not facts.unknown_tasks:
+        has_ledger = facts.statuses is not None
+        why = "no task is named" if has_ledger else "no ledger is at hand that says who is in which task"
+        yield _found("tasks.unchecked", "attested", why=why)
 
 
 # ---------------------------------------------------------------- the file
@@ -599,96 +718,54 @@ def _digest(facts: Facts) -> Iterator[Finding]:
             yield _found("artifact.digest", "checked", found=facts.contents.sha256, where=where, expected=expected)
 
 
-def _words(name: str) -> frozenset[str]:
-    """A name as the words between its dots and dashes, and as a whole."""
-    lower = name.lower()
-    parts = lower.replace("/", ".").replace("-", "_").split(".")
-    return frozenset({lower, *parts, *(word for part in parts for word in part.split("_"))})
-
-
-_STATISTICS: Final = frozenset({"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance"})
-_OPTIMIZER: Final = frozenset(
-    {
-        "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
-        "optimizer", "optimiser", "optim", "optimizer_state", "param_groups", "opt_state",
-    }
-)  # fmt: skip
-_COUNTS: Final = frozenset(
-    {
-        "n_samples", "num_samples", "num_examples", "n_examples", "example_count", "examples_seen", "class_counts",
-        "label_counts", "class_count", "counts", "histogram", "num_rows", "n_train", "train_size", "dataset_size",
-        "num_users", "n_users", "support",
-    }
-)  # fmt: skip
-_DATA: Final = frozenset(
-    {
-        "replay_buffer", "episodic_memory", "exemplars", "support_set", "x_train", "y_train", "train_x", "train_y",
-        "train_data", "training_data", "coreset",
-    }
-)  # fmt: skip
-#: Words that also name layers: they tell of data only at the end of a name, or before one of the words below.
-_MAYBE_DATA: Final = frozenset({"memory", "memories", "buffer", "replay", "samples", "examples", "dataset", "inputs"})
-_COLUMNS: Final = frozenset({"x", "y", "data", "images", "rows", "labels", "targets", "features", "texts", "tokens"})
-
-
-def _named(facts: Facts, words: frozenset[str]) -> tuple[list[Tensor], list[str]]:
-    """Tensors that have one of these words as a part of their name, and which words those are."""
+def _telling(facts: Facts, words_in: Callable[[str], frozenset[str]]) -> tuple[dict[str, Tensor], set[str]]:
+    """Tensors whose names tell of something, by name, and the words that do."""
     assert facts.contents is not None
-    found = [
-        (tensor, parts & words)
-        for tensor in facts.contents.tensors
-        for parts in (frozenset(tensor.name.lower().replace("/", ".").split(".")),)
-        if parts & words
-    ]
-    return [tensor for tensor, _ in found], sorted(frozenset().union(*(hit for _, hit in found)))
+    found = {tensor.name: (tensor, words) for tensor in facts.contents.tensors if (words := words_in(tensor.name))}
+    return {name: tensor for name, (tensor, _) in found.items()}, {
+        word for _, words in found.values() for word in words
+    }
 
 
 def _batch_norm(facts: Facts) -> Iterator[Finding]:
     """Frozen public layers have such statistics too: those that are declared public are told of there."""
-    named, words = _named(facts, _STATISTICS)
-    if tensors := sum(not _is_public(facts, tensor) for tensor in named):
-        yield _found("artifact.batch_norm", "checked", tensors=tensors, words=", ".join(words))
+    named, words = _telling(facts, names.statistics_in)
+    if tensors := sum(not _is_public(facts, tensor) for tensor in named.values()):
+        yield _found("artifact.batch_norm", "checked", tensors=tensors, words=", ".join(sorted(words)))
 
 
 def _optimizer(facts: Facts) -> Iterator[Finding]:
-    tensors, words = _named(facts, _OPTIMIZER)
+    tensors, words = _telling(facts, names.optimizer_in)
     if tensors:
-        yield _found("artifact.optimizer_state", "checked", tensors=len(tensors), words=", ".join(words))
+        yield _found("artifact.optimizer_state", "checked", tensors=len(tensors), words=", ".join(sorted(words)))
 
 
 def _example_counts(facts: Facts) -> Iterator[Finding]:
     """By name, in tensors and metadata; and whole numbers for each label that add up to the size of the data."""
     assert facts.contents is not None
-    tensors, words = _named(facts, _COUNTS)
-    keys = [_words(key) & _COUNTS for key in (*facts.contents.metadata, *(facts.contents.facts or {}))]
+    tensors, words = _telling(facts, names.counts_in)
+    keys = [names.counts_in(key) for key in (*facts.contents.metadata, *(facts.contents.facts or {}))]
     sizes = {
         size
         for size in (facts.population.datapoints, facts.population.task_datapoints)
         if size is not None and size >= MIN_DATA_ROWS
     }
-    sums = [
-        tensor
+    sums = sum(
+        tensor.name not in tensors and tensor.total in sizes and sum(side > 1 for side in tensor.shape) <= 1
         for tensor in facts.contents.tensors
-        if tensor not in tensors and tensor.total in sizes and sum(side > 1 for side in tensor.shape) <= 1
-    ]
-    found = sorted({*words, *frozenset().union(*keys)})
-    if parts := len(tensors) + sum(map(bool, keys)) + len(sums):
-        shown = [*found, *(["numbers that add up to the size of the data"] if sums else [])]
+    )
+    if parts := len(tensors) + sum(map(bool, keys)) + sums:
+        shown = [*sorted(words.union(*keys)), *(["numbers that add up to the size of the data"] if sums else [])]
         yield _found("artifact.example_counts", "checked", parts=parts, words=", ".join(shown))
 
 
 def _training_data(facts: Facts) -> Iterator[Finding]:
     assert facts.contents is not None
-    tensors, words = _named(facts, _DATA)
-    for tensor in facts.contents.tensors:
-        *before, last = tensor.name.lower().replace("/", ".").split(".")
-        hits = _MAYBE_DATA & ({last} | (set(before) if last in _COLUMNS or last.isdigit() else set()))
-        if hits and tensor not in tensors:
-            tensors, words = [*tensors, tensor], sorted({*words, *hits})
-    same = [tensor for tensor in facts.contents.tensors if tensor.data_rows and tensor not in tensors]
+    tensors, words = _telling(facts, names.data_in)
+    same = sum(tensor.data_rows > 0 and tensor.name not in tensors for tensor in facts.contents.tensors)
     if tensors or same:
-        shown = [*words, *(["rows of the data itself"] if same else [])]
-        yield _found("artifact.training_data", "checked", tensors=len(tensors) + len(same), words=", ".join(shown))
+        shown = [*sorted(words), *(["rows of the data itself"] if same else [])]
+        yield _found("artifact.training_data", "checked", tensors=len(tensors) + same, words=", ".join(shown))
 
 
 def _rows_like_data(facts: Facts) -> Iterator[Finding]:
@@ -775,29 +852,44 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("label_space.unreleased", _names_label_release, _labels_unreleased),
     Check("label_space.unknown_release", _names_label_release, _labels_of_nobody),
     Check("label_space.mismatch", _knows_label_set, _labels_mismatch),
+    Check("label_space.unchecked", _promises_labels, _labels_unchecked),
+    Check("label_space.contradicted", _denies_labels, _labels_contradicted),
     Check("artifact.labels", _knows_labels, _artifact_labels),
-    Check("artifact.head_width", _knows_head, _artifact_head),
+    Check("artifact.head_width", lambda facts: _knows_outputs(facts) and bool(_answering(facts)), _artifact_head),
     Check("artifact.head_missing", _names_head, _head_missing),
+    Check("artifact.head_unknown", _needs_head, _head_unknown),
     Check("empty_task.no_classifier", _is_classifier, _empty_task),
     Check("empty_task.undeclared", _their_classifier, _unsaid("empty_task", "empty_task.undeclared")),
     Check("state.raw", _always, _said("state", "raw", "state.raw")),
+    Check(
+        "state.uncharged",
+        lambda facts: facts.mechanism is not None and facts.mechanism.price is not None,
+        _memory_uncharged,
+    ),
     Check("state.undeclared", _theirs, _unsaid("state", "state.undeclared")),
     Check("tuning.private", _always, _said("tuning", "private", "tuning.private")),
-    Check("tuning.uncharged", _ledger, _tuning_uncharged),
+    Check("tuning.uncharged", _ledger, _uncharged("tuning", "tuning.uncharged")),
     Check("tuning.undeclared", _always, _unsaid("tuning", "tuning.undeclared")),
     Check("preprocessing.private", _always, _preprocessing_private),
+    Check("preprocessing.uncharged", _ledger, _uncharged("preprocessing", "preprocessing.uncharged")),
     Check("preprocessing.undeclared", _theirs, _preprocessing_undeclared),
     Check("pretraining.private", _always, _said("pretraining", "private", "pretraining.private")),
+    Check("pretraining.uncharged", _ledger, _uncharged("pretraining", "pretraining.uncharged")),
+    Check("pretraining.unknown_release", _ledger, _pretraining_of_nobody),
     Check("pretraining.undeclared", _theirs, _unsaid("pretraining", "pretraining.undeclared")),
     Check("metrics.private", _always, _said("evaluation", "private", "metrics.private")),
+    Check("metrics.uncharged", _ledger, _uncharged("evaluation", "metrics.uncharged")),
     Check("metrics.undeclared", lambda facts: _theirs(facts) or facts.metrics, _metrics_undeclared),
     Check("statement.unknown", _always, _statement_unknown),
+    Check("statement.incomplete", _always, _incomplete),
     Check(
         "mechanism.proof_status",
         lambda facts: facts.mechanism is not None and facts.accepts is not None,
         _proof_status,
     ),
+    Check("mechanism.misspelt", _theirs, _mechanism_misspelt),
     Check("mechanism.unknown", _theirs, _mechanism_unknown),
+    Check("charges.missing", _theirs, _charges_missing),
     Check(
         "charges.too_low",
         lambda facts: facts.mechanism is not None and facts.mechanism.price is not None and bool(facts.charged),
@@ -820,6 +912,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         _delta,
     ),
     Check("tasks.overlap", lambda facts: _claims_parallel(facts) and facts.overlapping is not None, _overlap),
+    Check("tasks.unknown", _ledger, _tasks_unknown),
     Check("tasks.unchecked", _claims_parallel, _overlap_unchecked),
     Check("artifact.unopened", _always, _unopened),
     Check("artifact.pickle", _file, _pickle),
@@ -851,10 +944,15 @@ AT_PROPOSAL: Final[tuple[str, ...]] = (
     "tuning.uncharged",
     "tuning.undeclared",
     "preprocessing.private",
+    "preprocessing.uncharged",
     "pretraining.private",
+    "pretraining.uncharged",
+    "pretraining.unknown_release",
     "pretraining.undeclared",
     "metrics.private",
+    "metrics.uncharged",
     "statement.unknown",
+    "statement.incomplete",
     "mechanism.proof_status",
     "sampling.not_poisson",
     "sampling.undeclared",
@@ -863,4 +961,5 @@ AT_PROPOSAL: Final[tuple[str, ...]] = (
     "population.unit",
     "population.delta",
     "tasks.overlap",
+    "tasks.unchecked",
 )

@@ -75,6 +75,7 @@ class Earlier:
     release: str
     digests: frozenset[str]
     rows: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)  # of its noisy tensor
+    labels: Sequence[str] | None = None  # that its file names
 
 
 def label_digest(labels: Sequence[str]) -> str:

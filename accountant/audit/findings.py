@@ -202,12 +202,33 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 remedy="Use exactly the labels that were fixed beforehand or released; drop or remap all others.",
             ),
             Rule(
-                code="artifact.labels",
-                title="The artifact names labels that are not in the label space",
+                code="label_space.unchecked",
+                title="There is no label set to compare the artifact with",
+                severity="warning",
+                bases=_ATTESTED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="The label space is said to be {source}, and nothing at hand says which labels it has.",
+                remedy=(
+                    "Give the released or prior set (--labels), or declare its labels; of a digest alone only a list "
+                    "of labels in the file can be compared."
+                ),
+            ),
+            Rule(
+                code="label_space.contradicted",
+                title="The release is said to have no labels, and its artifact has",
                 severity="error",
                 bases=_CHECKED,
                 source=f"{_LABEL_PAPER}, Proposition 4.1",
-                message="The artifact names labels beside the {labels} of its label space.",
+                message="The release says {said}, and the artifact has {parts}.",
+                remedy="Say its kind (weights, prototypes or window_model), and where its label space comes from.",
+            ),
+            Rule(
+                code="artifact.labels",
+                title="The labels of the artifact are not those of the label space",
+                severity="error",
+                bases=_CHECKED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="The labels that the artifact names are not the {labels} of its label space.",
                 remedy="Write the labels of the label space into the artifact, all of them and no others.",
             ),
             Rule(
@@ -217,7 +238,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 bases=_CHECKED,
                 source=f"{_LABEL_PAPER}, Proposition 4.1",
                 message="The head of the model does not have one output for each of the {labels} labels.",
-                remedy="Build the head with one output for each label of the label space, seen in the data or not.",
+                remedy=(
+                    "Build the head with one output for each label of the label space, seen in the data or not; if "
+                    "another layer answers, name it in artifact.head."
+                ),
             ),
             Rule(
                 code="artifact.head_missing",
@@ -227,6 +251,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 source=f"{_LABEL_PAPER}, Proposition 4.1",
                 message="The tensor that the {where} names as the head is not there, or has no rows to count.",
                 remedy="Name the tensor with a row for each label, or none where its name is a usual one.",
+            ),
+            Rule(
+                code="artifact.head_unknown",
+                title="Which layer answers with labels cannot be told",
+                severity="warning",
+                bases=_CHECKED,
+                source=f"{_LABEL_PAPER}, Proposition 4.1",
+                message="Of the layers, {layers} may be the head: that it has {labels} outputs was not seen.",
+                remedy="Name the tensor that answers in artifact.head.",
             ),
             Rule(
                 code="empty_task.no_classifier",
@@ -258,6 +291,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                     "Keep what was released alone (retained: dp_only), or charge every use of a memory "
                     "(mechanism episodic-memory, retained: charged_memory)."
                 ),
+            ),
+            Rule(
+                code="state.uncharged",
+                title="A memory is said to be charged, and this release charges for none",
+                severity="warning",
+                bases=_CHECKED,
+                source=_BACKBONE_PAPER,
+                message="Mechanism {mechanism} with these parameters has no charge on records of earlier tasks.",
+                remedy="Use a mechanism that charges its memory (episodic-memory), or retain dp_only.",
             ),
             Rule(
                 code="state.undeclared",
@@ -305,12 +347,21 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 remedy="Fix these constants publicly, or release them with a charge of their own.",
             ),
             Rule(
+                code="preprocessing.uncharged",
+                title="A constant that is said to be charged is not in the ledger",
+                severity="error",
+                bases=_CHECKED,
+                source=f"{_SGD_PAPER}, Algorithm 1: constants are inputs",
+                message="Of the releases that constants are said to be charged in, {missing} are not spent or held.",
+                remedy="Name the releases of these constants (preprocessing.releases), or charge for them in this one.",
+            ),
+            Rule(
                 code="preprocessing.undeclared",
-                title="Nobody says where normalisation, clipping norm and vocabulary come from",
+                title="Nobody says where constants of the mechanism come from",
                 severity="note",
                 bases=_ATTESTED,
                 source=f"{_SGD_PAPER}, Algorithm 1",
-                message="Nobody says where normalisation, clipping norm, Lipschitz constant and vocabulary come from.",
+                message="It is not said where these constants come from: {constants}.",
                 remedy="Declare preprocessing, each of its constants as public, charged or unused.",
             ),
             Rule(
@@ -321,6 +372,24 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 source=_BACKBONE_PAPER,
                 message="The model is said to start from one that was trained on private data without a charge.",
                 remedy="Start from a model of public data, or from a release of this ledger (data: released).",
+            ),
+            Rule(
+                code="pretraining.uncharged",
+                title="The release that the model is said to start from was not released",
+                severity="error",
+                bases=_CHECKED,
+                source=_BACKBONE_PAPER,
+                message="Of the releases that the model is said to start from, {missing} are not spent or held.",
+                remedy="Start from a release that was committed, and name it (pretraining.release).",
+            ),
+            Rule(
+                code="pretraining.unknown_release",
+                title="The model starts from no release of this population",
+                severity="warning",
+                bases=_CHECKED,
+                source=_BACKBONE_PAPER,
+                message="The model is said to start from a release that the ledger of this population has not.",
+                remedy="Name a release of this ledger; of another population it is for its own ledger to show.",
             ),
             Rule(
                 code="pretraining.undeclared",
@@ -341,6 +410,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 remedy="Evaluate on public data, or with the mechanism accuracy, which is charged.",
             ),
             Rule(
+                code="metrics.uncharged",
+                title="Metrics that are said to be charged are not in the ledger",
+                severity="error",
+                bases=_CHECKED,
+                source="Dwork & Roth 2014, Proposition 2.1: only functions of releases are free",
+                message="Of the releases that metrics are said to be charged in, {missing} are not spent or held.",
+                remedy="Name the releases of mechanism accuracy (evaluation.releases), or charge for it in this one.",
+            ),
+            Rule(
                 code="metrics.undeclared",
                 title="Metrics go out, and nobody says on which data they were computed",
                 severity="warning",
@@ -358,6 +436,15 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 message="The declaration {statement} is not understood, so it counts as not made.",
                 remedy="Use the words of docs/audits.md.",
             ),
+            Rule(
+                code="statement.incomplete",
+                title="A declaration does not say what stands behind it",
+                severity="warning",
+                bases=_ATTESTED,
+                source="docs/audits.md",
+                message="The declaration {statement} says {word}, and names neither a release nor a set.",
+                remedy="Name the releases (releases, release), or the labels of a prior set or their digest.",
+            ),
             # ------------------------------------------------ the mechanism and its price
             Rule(
                 code="mechanism.proof_status",
@@ -369,13 +456,31 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 remedy="Use the sound version of the mechanism, or have an officer accept this status in the policy.",
             ),
             Rule(
+                code="mechanism.misspelt",
+                title="The name of the mechanism is nearly one of the catalog",
+                severity="error",
+                bases=_CHECKED,
+                source="docs/mechanisms.md",
+                message="The mechanism that is named is not in the catalog, which has {nearest}: nothing was compared.",
+                remedy="Write the name as the catalog has it; call a mechanism of your own by another name.",
+            ),
+            Rule(
                 code="mechanism.unknown",
                 title="The mechanism is not in the catalog",
-                severity="note",
+                severity="warning",
                 bases=_ATTESTED,
                 source="docs/mechanisms.md",
                 message="No mechanism of the catalog is named: that the charges cover what ran is the pipeline's word.",
                 remedy="Name a mechanism of the catalog, if one of them is what ran.",
+            ),
+            Rule(
+                code="charges.missing",
+                title="Nothing is charged",
+                severity="error",
+                bases=_CHECKED,
+                source="docs/accounting.md",
+                message="There is neither a charge nor a mechanism of the catalog that has a price.",
+                remedy="Name the mechanism of the catalog that ran, with its parameters, or list the charges.",
             ),
             Rule(
                 code="charges.too_low",
@@ -473,13 +578,22 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
                 remedy="Charge every task that a datapoint is in: that is what the ledger does. Drop the claim.",
             ),
             Rule(
+                code="tasks.unknown",
+                title="The task that is named is not in the ledger",
+                severity="error",
+                bases=_CHECKED,
+                source="docs/ledger.md",
+                message="The ledger of this population has no task of that name: who is in it cannot be told.",
+                remedy="Write the name as the ledger has it, or audit with a newer export.",
+            ),
+            Rule(
                 code="tasks.unchecked",
                 title="Tasks are said to be disjoint, and nobody looked",
-                severity="note",
+                severity="warning",
                 bases=_ATTESTED,
                 source=f"{_LABEL_PAPER}, Theorem 3.5; McSherry 2009, Theorem 4",
-                message="Parallel composition is claimed, and no ledger is at hand that says who is in which task.",
-                remedy="Audit against the service or with an export of the ledger.",
+                message="Parallel composition is claimed, and {why}.",
+                remedy="Name the task, and audit against the service or with an export of the ledger.",
             ),
             # ------------------------------------------------ the file
             Rule(
@@ -511,12 +625,12 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
             ),
             Rule(
                 code="artifact.unreadable",
-                title="The artifact is damaged",
+                title="The artifact cannot be read",
                 severity="error",
                 bases=_CHECKED,
                 source="docs/audits.md",
-                message="The artifact looks like safetensors and is not: {problem}.",
-                remedy="Write it again with a current safetensors library, and compare digests.",
+                message="The artifact looks like safetensors, and was not read: {problem}.",
+                remedy="Write it again with a current safetensors library, in plain types, and compare digests.",
             ),
             Rule(
                 code="artifact.digest",

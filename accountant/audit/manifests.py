@@ -44,10 +44,11 @@ STATEMENTS: Final[Mapping[str, Mapping[str, Takes]]] = MappingProxyType(
             "clip_norm": _SOURCES,
             "lipschitz": _SOURCES,
             "vocabulary": _SOURCES,
+            "releases": "texts",
         },
         "sampling": {"scheme": ("poisson", "full", "shuffled", "fixed_size")},
         "empty_task": {"answer": ("same_program", "untrained", "nothing")},
-        "evaluation": {"data": ("none", "public", "charged", "private")},
+        "evaluation": {"data": ("none", "public", "charged", "private"), "releases": "texts"},
         "composition": {"claim": ("ledger", "parallel")},
         "noise": {"source": ("fresh", "seeded"), "scale": "number", "tensor": "text"},
     }
@@ -142,6 +143,21 @@ def statement(declared: Mapping[str, Any], name: str) -> str | None:
     said, (key, words) = declared.get(name), next(iter(STATEMENTS[name].items()))
     value = said.get(key) if isinstance(said, Mapping) else None
     return value if isinstance(value, str) and value in words else None
+
+
+#: The constants of a mechanism, each of which is declared by itself.
+CONSTANTS: Final = tuple(name for name, takes in STATEMENTS["preprocessing"].items() if isinstance(takes, tuple))
+
+
+def constants(declared: Mapping[str, Any]) -> dict[str, str]:
+    """Where the constants of a mechanism come from, of those that are said.
+
+    >>> constants({"preprocessing": {"clip_norm": "public", "vocabulary": "somewhere"}})
+    {'clip_norm': 'public'}
+    """
+    said = declared.get("preprocessing")
+    given = said if isinstance(said, Mapping) else {}
+    return {name: given[name] for name in CONSTANTS if isinstance(given.get(name), str) and given[name] in _SOURCES}
 
 
 def is_misread(declared: Mapping[str, Any], name: str) -> bool:

@@ -82,6 +82,7 @@ class Release:
     earlier: bytes | None = None
     ledger: str | None = None
     accepts: tuple[str, ...] = ("proved",)
+    said: dict[str, Any] = field(default_factory=dict)  # in a proposal, which is not read as strictly as a manifest
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Its files, by the options that name them."""
@@ -110,6 +111,11 @@ def holding(made: Mapping[str, Any] | bytes, metadata: Mapping[str, str] | None 
     """The clean manifest with this file."""
     artifact = made if isinstance(made, bytes) else file_of(made, metadata)
     return Release(manifest=clean(**changes).manifest, artifact=artifact)
+
+
+def proposed(**said: Any) -> Release:
+    """The clean release with these words of a proposal."""
+    return Release(said=said)
 
 
 def noisy(rows: Any, *, scale: float = 1.0, earlier: bytes | None = None) -> Release:
@@ -194,6 +200,13 @@ _DP_SGD_STEPS = {
         "kind": "poisson_sampled", "sampling_probability": 0.01, "event": {"kind": "gaussian", "noise_multiplier": 1.1},
     },
 }  # fmt: skip
+_MEMORY = {
+    "name": "episodic-memory",
+    "parameters": {
+        "steps": 100, "train_probability": 0.01, "train_noise_multiplier": 1.1, "memory_probability": 0.01,
+        "memory_noise_multiplier": 1.1, "clip_norm": 1.0, "memories": ["w1"],
+    },
+}  # fmt: skip
 _WEAKER = {**_DP_SGD_STEPS, "times": 200}
 
 #: Rule → a release that it finds, a release that it had to look at and does not find.
@@ -212,6 +225,14 @@ CASES: dict[str, _PAIR] = {
         lambda: clean(label_space=_labels("prior", labels=LABELS, digest=label_digest(["a", "b"]))),
         lambda: clean(label_space=_labels("prior", labels=LABELS, digest=label_digest(LABELS[::-1]))),
     ),
+    "label_space.unchecked": (
+        lambda: clean(label_space=_labels("released", release="rel_labels")),
+        lambda: Release(manifest=clean(label_space=_labels("released")).manifest, labels=LABELS),
+    ),
+    "label_space.contradicted": (
+        lambda: clean(label_space=_labels("none")),
+        lambda: holding({"encoder.weight": noise((16, 8))}, label_space=_labels("none")),
+    ),
     "artifact.labels": (
         lambda: holding(tensors(), {"labels": json.dumps(["healthy", "ill", "rare disease"])}),
         lambda: holding(tensors(), {"labels": json.dumps(LABELS)}),
@@ -224,9 +245,17 @@ CASES: dict[str, _PAIR] = {
         lambda: clean(artifact={"head": "classifier.weight"}),
         lambda: clean(artifact={"head": "head.weight"}),
     ),
+    "artifact.head_unknown": (
+        lambda: holding({"proj.weight": noise((9, 16))}),
+        lambda: holding({"score.weight": noise((3, 16))}),
+    ),
     "empty_task.no_classifier": (lambda: clean(empty_task={"answer": "nothing"}), clean),
     "empty_task.undeclared": (lambda: clean(empty_task=None), clean),
     "state.raw": (lambda: clean(state={"retained": "raw"}), clean),
+    "state.uncharged": (
+        lambda: clean(state={"retained": "charged_memory"}),
+        lambda: clean(state={"retained": "charged_memory"}, mechanism=_MEMORY),
+    ),
     "state.undeclared": (lambda: clean(state=None), clean),
     "tuning.private": (lambda: clean(tuning={"source": "private"}), clean),
     "tuning.uncharged": (
@@ -235,22 +264,52 @@ CASES: dict[str, _PAIR] = {
     ),
     "tuning.undeclared": (lambda: clean(tuning=None), clean),
     "preprocessing.private": (lambda: clean(preprocessing={"vocabulary": "private"}), clean),
+    "preprocessing.uncharged": (
+        lambda: against_ledger(preprocessing={**CLEAN["preprocessing"], "vocabulary": "charged"}),
+        lambda: against_ledger(
+            preprocessing={**CLEAN["preprocessing"], "vocabulary": "charged", "releases": ["rel_labels"]}
+        ),
+    ),
     "preprocessing.undeclared": (lambda: clean(preprocessing=None), clean),
     "pretraining.private": (lambda: clean(pretraining={"data": "private"}), clean),
+    "pretraining.uncharged": (
+        lambda: against_ledger(pretraining={"data": "released", "release": "rel_void"}),
+        lambda: against_ledger(pretraining={"data": "released", "release": "rel_labels"}),
+    ),
+    "pretraining.unknown_release": (
+        lambda: against_ledger(pretraining={"data": "released", "release": "rel_of_nobody"}),
+        lambda: against_ledger(pretraining={"data": "released", "release": "rel_labels"}),
+    ),
     "pretraining.undeclared": (lambda: clean(pretraining=None), clean),
     "metrics.private": (lambda: clean(evaluation={"data": "private"}), clean),
+    "metrics.uncharged": (
+        lambda: against_ledger(evaluation={"data": "charged"}, metrics={"accuracy": 0.9}),
+        lambda: against_ledger(evaluation={"data": "charged", "releases": ["rel_labels"]}, metrics={"accuracy": 0.9}),
+    ),
     "metrics.undeclared": (
         lambda: clean(evaluation=None, metrics={"accuracy": 0.9}),
         lambda: clean(metrics={"accuracy": 0.9}),
     ),
-    "statement.unknown": (clean, clean),  # a manifest is refused before: see the test
+    "statement.unknown": (
+        lambda: proposed(tuning={"source": "by feeling"}),
+        lambda: proposed(tuning={"source": "public"}),
+    ),
+    "statement.incomplete": (
+        lambda: clean(tuning={"source": "charged"}),
+        lambda: clean(tuning={"source": "charged", "releases": ["rel_labels"]}),
+    ),
     "mechanism.proof_status": (
         lambda: clean(mechanism={"name": "fine-tuning", "parameters": {"steps": 10, "batch_size": 5}}),
         clean,
     ),
+    "mechanism.misspelt": (lambda: clean(mechanism={"name": "dp-sgdd"}, charges=_charges(GAUSSIAN)), clean),
     "mechanism.unknown": (
         lambda: clean(mechanism={"name": "our-own"}, charges=_charges(GAUSSIAN), sampling=None),
         clean,
+    ),
+    "charges.missing": (
+        lambda: clean(mechanism=None),
+        lambda: clean(mechanism=None, charges=_charges(GAUSSIAN)),
     ),
     "charges.too_low": (
         lambda: clean(charges=_charges(_WEAKER)),
@@ -279,6 +338,10 @@ CASES: dict[str, _PAIR] = {
     "tasks.overlap": (
         lambda: against_ledger(task="one", composition={"claim": "parallel"}),
         lambda: against_ledger(task="alone", composition={"claim": "parallel"}),
+    ),
+    "tasks.unknown": (
+        lambda: against_ledger(task="no-such-task"),
+        lambda: against_ledger(task="one"),
     ),
     "tasks.unchecked": (
         lambda: clean(task="one", composition={"claim": "parallel"}),

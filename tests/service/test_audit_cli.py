@@ -219,6 +219,9 @@ def test_private_rows_are_looked_for(capsys: pytest.CaptureFixture[str], tmp_pat
     for ending in ("npy", "npz", "safetensors"):
         rows = ["--rows", str(tmp_path / f"rows.{ending}")]
         assert "rows of the data itself" in said(capsys, *leaking, *rows, code=1)
+    for wrong, why in ((np.ones((20, 16)), "no row that could be told"), (np.arange(20), "two numbers or more")):
+        np.save(tmp_path / "wrong.npy", wrong)
+        assert why in complained(capsys, *leaking, "--rows", str(tmp_path / "wrong.npy"))
     innocent = tmp_path / "innocent"
     innocent.mkdir()
     said(capsys, *words(clean(), innocent), "--rows", str(tmp_path / "rows.npy"), code=0)

@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from accountant.audit import checklist
+from accountant.audit import checklist, names
 from accountant.audit.checklist import CHECKS, Facts, Mechanism, audit, covers
-from accountant.audit.contents import label_digest
+from accountant.audit.contents import Contents, Tensor, label_digest
 from accountant.audit.findings import (
     DEFAULT_VERDICTS,
     RULES,
@@ -44,6 +44,7 @@ from tests.service.audit_cases import (
     CLEAN,
     LABELS,
     Release,
+    against_ledger,
     clean,
     file_of,
     header,
@@ -52,16 +53,19 @@ from tests.service.audit_cases import (
     tensors,
     zipped,
 )
-from trainers import inspection
-from trainers.inspection import Rows, opened
+from trainers import inspection, row_copies
+from trainers.catalog import CATALOG
+from trainers.inspection import opened
+from trainers.row_copies import Rows
 from trainers.safetensors_headers import MAX_HEADER
 
 
 def audited(release: Release, folder: Path) -> checklist.Audited:
     files = release.write(folder)
     book = _book(files["ledger"]) if "ledger" in files else None
+    manifest = manifest_from(release.manifest)
     facts = pre_release.from_manifest(
-        manifest_from(release.manifest),
+        replace(manifest, declared={**manifest.declared, **release.said}),
         artifact=files.get("artifact"),
         book=book,
         labels=release.labels,
@@ -93,7 +97,7 @@ def test_a_clean_release_has_no_findings_at_all(tmp_path: Path) -> None:
     assert audited(clean(), tmp_path).findings == ()
 
 
-@pytest.mark.parametrize("code", [code for code in RULES if code != "statement.unknown"])
+@pytest.mark.parametrize("code", RULES)
 def test_a_rule_finds_what_it_should(code: str, tmp_path: Path) -> None:
     found = audited(CASES[code][0](), tmp_path)
     assert code in codes(found)
@@ -142,6 +146,88 @@ def test_every_word_of_a_statement_is_read(name: str) -> None:
         assert statement(declared, name) == word
         assert manifest_from({"version": 1, **declared}).declared == declared
         assert not any(each.code == "statement.unknown" for each in audit(Facts(declared=declared)).findings)
+
+
+# ---------------------------------------------------------------- what stands behind a word
+
+
+@pytest.mark.parametrize(
+    ("change", "offline", "with_ledger"),
+    [
+        ({"tuning": {"source": "charged"}}, {"statement.incomplete"}, {"tuning.uncharged"}),
+        ({"tuning": {"source": "charged", "releases": ["rel_labels"]}}, set(), set()),
+        ({"pretraining": {"data": "released"}}, {"statement.incomplete"}, {"pretraining.uncharged"}),
+        ({"pretraining": {"data": "released", "release": "rel_void"}}, set(), {"pretraining.uncharged"}),
+        ({"pretraining": {"data": "released", "release": "rel_x"}}, set(), {"pretraining.unknown_release"}),
+        ({"pretraining": {"data": "released", "release": "rel_labels"}}, set(), set()),
+        ({"evaluation": {"data": "charged"}}, {"statement.incomplete"}, {"metrics.uncharged"}),
+        ({"evaluation": {"data": "charged", "releases": ["rel_void"]}}, set(), {"metrics.uncharged"}),
+        ({"evaluation": {"data": "charged", "releases": ["rel_labels"]}}, set(), set()),
+        (
+            {"preprocessing": {**CLEAN["preprocessing"], "clip_norm": "charged"}},
+            {"statement.incomplete"},
+            {"preprocessing.uncharged"},
+        ),
+        (
+            {"preprocessing": {**CLEAN["preprocessing"], "clip_norm": "charged", "releases": ["rel_x"]}},
+            set(),
+            {"preprocessing.uncharged"},
+        ),
+        ({"state": {"retained": "charged_memory"}}, {"state.uncharged"}, {"state.uncharged"}),
+        ({"composition": {"claim": "parallel"}}, {"tasks.unchecked"}, {"tasks.unchecked"}),
+        ({"composition": {"claim": "parallel"}, "task": "nowhere"}, {"tasks.unchecked"}, {"tasks.unknown"}),
+        ({"composition": {"claim": "parallel"}, "task": "alone"}, {"tasks.unchecked"}, set()),
+    ],
+)  # fmt: skip
+def test_words_are_looked_up_in_the_ledger_or_said_to_be_incomplete(
+    change: dict[str, Any], offline: set[str], with_ledger: set[str], tmp_path: Path
+) -> None:
+    assert codes(audited(clean(**change), tmp_path)) == offline
+    assert codes(audited(against_ledger(**change), tmp_path)) == with_ledger
+
+
+def test_a_release_may_pay_for_its_own_metrics_and_constants(tmp_path: Path) -> None:
+    """A charge beside the mechanism's may be it; where no mechanism has a price, nobody can tell."""
+    said = {"evaluation": {"data": "charged"}, "metrics": {"accuracy": 0.9}}
+    steps = {
+        "kind": "poisson_sampled",
+        "sampling_probability": 0.01,
+        "event": {"kind": "gaussian", "noise_multiplier": 1.1},
+    }
+    training, more = {"kind": "repeated", "times": 2000, "event": steps}, {"kind": "pure_dp", "epsilon": 0.1}
+    for make in (clean, against_ledger):
+        assert codes(audited(make(**said, charges=[{"event": training}, {"event": more}]), tmp_path)) == set()
+        unknown = make(**said, mechanism=None, charges=[{"event": more}])
+        assert codes(audited(unknown, tmp_path)) == {"mechanism.unknown", "statement.incomplete"}
+
+
+def test_each_constant_is_declared_by_itself(tmp_path: Path) -> None:
+    [found] = audited(clean(preprocessing={"normalisation": "public", "lipschitz": "unused"}), tmp_path).findings
+    assert (found.code, found.evidence) == ("preprocessing.undeclared", {"constants": "clip_norm, vocabulary"})
+
+
+def test_why_nobody_looked_for_overlaps_is_told_truly(tmp_path: Path) -> None:
+    claim = {"composition": {"claim": "parallel"}}
+    for release, why in ((clean(**claim, task="one"), "no ledger"), (against_ledger(**claim), "no task is named")):
+        [found] = audited(release, tmp_path).findings
+        assert (found.code, found.severity) == ("tasks.unchecked", "warning")
+        assert why in found.message
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"source": "prior"}, True),
+        ({"source": "prior", "labels": LABELS}, False),
+        ({"source": "prior", "digest": label_digest(LABELS)}, False),
+        ({"source": "released"}, True),
+        ({"source": "released", "release": "rel_1"}, False),
+        ({"source": "none"}, False),
+    ],
+)
+def test_a_label_space_says_which_labels(said: dict[str, Any], found: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    release = replace(clean(label_space=said), artifact=None)
+    assert ("statement.incomplete" in codes(audited(release, tmp_path))) is found
 
 
 # ---------------------------------------------------------------- policies
@@ -216,6 +302,33 @@ def test_each_event_of_a_price_needs_a_charge_of_its_own() -> None:
     assert not covers([], [one], adjacency="add_remove")
 
 
+@pytest.mark.parametrize(
+    ("name", "charges", "found"),
+    [
+        (None, [], {"charges.missing", "mechanism.unknown"}),
+        (None, [{"event": {"kind": "pure_dp", "epsilon": 0.1}}], {"mechanism.unknown"}),
+        ("dp-sgdd", [], {"charges.missing", "mechanism.unknown", "mechanism.misspelt"}),
+        ("DP SGD", [{"event": {"kind": "pure_dp", "epsilon": 0.1}}], {"mechanism.unknown", "mechanism.misspelt"}),
+        ("our-own", [{"event": {"kind": "pure_dp", "epsilon": 0.1}}], {"mechanism.unknown"}),
+        ("our-own", [], {"charges.missing", "mechanism.unknown"}),
+        ("dp-sgd", [], set()),
+    ],
+)
+def test_a_release_names_what_ran_or_what_it_pays(
+    name: str | None, charges: list[dict[str, Any]], found: set[str], tmp_path: Path
+) -> None:
+    mechanism = CLEAN["mechanism"] if name == "dp-sgd" else None if name is None else {"name": name}
+    given = audited(clean(mechanism=mechanism, charges=charges), tmp_path)
+    assert codes(given) == found
+    near = [each.evidence["nearest"] for each in given.findings if each.code == "mechanism.misspelt"]
+    assert near == ["dp-sgd"] * ("mechanism.misspelt" in found)
+
+
+def test_no_name_of_the_catalog_is_taken_for_another() -> None:
+    assert all(pre_release.nearest(name) is None for name in CATALOG)
+    assert all(pre_release.nearest(f"{name}s") == name for name in CATALOG)
+
+
 # ---------------------------------------------------------------- labels and heads
 
 
@@ -223,7 +336,11 @@ def test_each_event_of_a_price_needs_a_charge_of_its_own() -> None:
     ("made", "facts", "found"),
     [
         ({"sums": noise((3, 8))}, {"predictor": "cosine", "labels": LABELS}, set()),
-        ({"sums": noise((2, 8))}, {"predictor": "cosine", "labels": LABELS[:2]}, {"artifact.head_width"}),
+        (
+            {"sums": noise((2, 8))},
+            {"predictor": "cosine", "labels": LABELS[:2]},
+            {"artifact.labels", "artifact.head_width"},
+        ),
         ({"weight": noise((3, 8)), "bias": noise((3,))}, {"predictor": "linear", "labels": LABELS}, set()),
         ({"head.weight": noise((5, 8))}, {"predictor": "adapter", "labels": LABELS}, {"artifact.head_width"}),
         ({"1.weight": noise((8, 4)), "3.weight": noise((3, 8))}, {"predictor": "network", "labels": LABELS}, set()),
@@ -240,6 +357,138 @@ def test_our_own_artifacts_say_which_tensor_answers(
 ) -> None:
     release = holding(made, {"stint": canonical(facts).decode(), "releasable": "true"})
     assert codes(audited(release, tmp_path)) == found
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        # a layer that answers by its name, in the ways of torch, timm, Hugging Face, Keras and Flax
+        ({"head.weight": (3, 16), "head.bias": (3,)}, set()),
+        ({"heads.head.weight": (9, 16), "b.weight": (16, 16)}, {"artifact.head_width"}),
+        ({"score.weight": (9, 16)}, {"artifact.head_width"}),
+        ({"classification_head.weight": (9, 16)}, {"artifact.head_width"}),
+        ({"classifier.weight": (9, 16, 1, 1)}, {"artifact.head_width"}),
+        ({"head.norm.weight": (16,), "head.fc.weight": (3, 16)}, set()),
+        ({"head.kernel": (16, 3), "body.kernel": (3, 16)}, set()),
+        ({"head.kernel": (3, 9)}, {"artifact.head_width"}),  # three inputs and nine classes
+        ({"params/head/kernel": (16, 3), "params/head/bias": (3,)}, set()),
+        ({"predictions/kernel:0": (1, 1, 16, 9), "predictions/bias:0": (9,)}, {"artifact.head_width"}),
+        ({"head_kernel": (16, 3), "head_bias": (9,)}, {"artifact.head_width"}),
+        ({"logits/w": (16, 3), "logits/b": (9,)}, {"artifact.head_width"}),
+        ({"head.weight": (3, 16), "head.bias": (9,)}, {"artifact.head_width"}),
+        # a layer that nobody can tell
+        ({"proj.weight": (9, 16)}, {"artifact.head_unknown"}),
+        ({"proj.weight": (3, 16)}, {"artifact.head_unknown"}),
+        ({"head.bias": (3,)}, {"artifact.head_unknown"}),
+        ({"head.weight": (9, 16), "classifier.weight": (9, 16)}, {"artifact.head_unknown"}),
+        ({"classifier.1.weight": (9, 16), "classifier.4.weight": (9, 9)}, {"artifact.head_unknown"}),
+        ({"classifier.1.weight": (9, 16), "classifier.4.weight": (3, 9)}, {"artifact.head_unknown"}),
+        ({"head.weight": (3, 16), "head.bias": (3,), "classifier.weight": (3, 16)}, set()),
+        ({"attention.heads.0.weight": (8, 16), "attention.heads.1.weight": (8, 16), "fc.weight": (3, 16)}, set()),
+    ],
+)  # fmt: skip
+def test_the_head_is_found_by_its_name_or_said_to_be_unknown(
+    made: dict[str, tuple[int, ...]], found: set[str], tmp_path: Path
+) -> None:
+    given = {name: noise(shape, place) for place, (name, shape) in enumerate(made.items())}
+    assert codes(audited(holding(given), tmp_path)) == found
+
+
+def test_a_head_that_is_named_is_compared_with_its_bias_and_by_its_columns(tmp_path: Path) -> None:
+    for made, head, found in (
+        ({"proj.weight": (9, 16)}, "proj.weight", {"artifact.head_width"}),
+        ({"proj.weight": (3, 16), "proj.bias": (9,)}, "proj.weight", {"artifact.head_width"}),
+        ({"proj.kernel": (16, 3), "proj.bias": (3,)}, "proj.kernel", set()),
+        ({"classifier.1.weight": (9, 16), "classifier.4.weight": (3, 9)}, "classifier.4.weight", set()),
+    ):
+        given = {name: noise(shape, place) for place, (name, shape) in enumerate(made.items())}
+        assert codes(audited(holding(given, artifact={"head": head}), tmp_path)) == found
+
+
+@pytest.mark.parametrize("where", ["stint", "labels"])
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [(LABELS, False), (LABELS[::-1], False), (LABELS[:2], True), ([*LABELS, "rare disease"], True), ([], True)],
+)
+def test_a_file_names_all_labels_and_no_others(labels: list[str], found: bool, where: str, tmp_path: Path) -> None:  # noqa: FBT001
+    """That a label is missing tells that nobody had it (Proposition 4.1): a subset is no better than another set."""
+    told = canonical({"labels": labels}).decode() if where == "stint" else json.dumps(labels)
+    given = codes(audited(holding(tensors(), {where: told}), tmp_path))
+    assert ("artifact.labels" in given) is found
+
+
+def test_a_subset_is_not_the_set_that_was_released(tmp_path: Path) -> None:
+    for released, found in ((LABELS, False), ([*LABELS, "rare"], True), (LABELS[:2], True)):
+        given = codes(audited(Release(labels=released), tmp_path))
+        assert ("label_space.mismatch" in given) is found
+
+
+@pytest.mark.parametrize(
+    ("said", "labels", "found"),
+    [
+        ({"source": "prior"}, None, True),
+        ({"source": "prior"}, LABELS, False),
+        ({"source": "released", "release": "rel_1"}, None, True),
+        ({"source": "released", "release": "rel_1"}, LABELS, False),
+        ({"source": "released", "release": "rel_1", "labels": LABELS}, None, False),
+        ({"source": "prior", "digest": label_digest(LABELS)}, None, True),  # the file names none
+        ({"source": "none"}, None, False),
+    ],
+)
+def test_a_set_that_nobody_shows_is_compared_with_nothing(
+    said: dict[str, Any],
+    labels: list[str] | None,
+    found: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    release = replace(clean(label_space=said), labels=labels)
+    assert ("label_space.unchecked" in codes(audited(release, tmp_path))) is found
+
+
+@pytest.mark.parametrize(
+    ("made", "metadata", "changes", "found"),
+    [
+        (tensors(), None, {"kind": "other"}, True),
+        (tensors(), None, {"label_space": {"source": "none"}}, True),
+        (tensors(), None, {"kind": "labels"}, True),
+        ({}, {"labels": json.dumps(LABELS)}, {"kind": "labels"}, False),
+        ({"encoder.weight": noise((9, 8))}, {"labels": json.dumps(LABELS)}, {"kind": "other"}, True),
+        ({"encoder.weight": noise((9, 8))}, None, {"kind": "other"}, False),
+        ({"head.weight": noise((1, 8))}, None, {"label_space": {"source": "none"}}, False),  # a regression
+        ({"sums": noise((3, 8))}, {"stint": '{"predictor":"cosine"}'}, {"kind": "other"}, True),
+        (tensors(), None, {}, False),
+    ],
+)
+def test_no_word_takes_the_labels_out_of_a_file(
+    made: dict[str, Any],
+    metadata: dict[str, str] | None,
+    changes: dict[str, Any],
+    found: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    given = codes(audited(holding(made, metadata, **changes), tmp_path))
+    assert ("label_space.contradicted" in given) is found
+
+
+def test_labels_of_what_a_run_of_ours_builds_on_may_be_taken_over() -> None:
+    """A stream of tasks: what was told before may stand here too, and what this task has must."""
+    for labels, wrong in (
+        (["a", "b"], set()),
+        (["a", "b", "old"], set()),
+        (["b", "old"], {"artifact.labels"}),
+        (["a", "b", "of nobody"], {"artifact.labels"}),
+    ):
+        head = Tensor(name="sums", dtype="F64", shape=(len(labels), 8), digest="")
+        contents = Contents(sha256="", bytes=1, tensors=[head], facts={"predictor": "cosine"}, labels=labels)
+        facts = Facts(is_ours=True, contents=contents, labels=["a", "b"], also=frozenset({"old"}))
+        assert codes(audit(facts, codes=["artifact.labels", "artifact.head_width"])) == wrong
+
+
+def test_a_layer_with_an_endless_number_is_no_head(tmp_path: Path) -> None:
+    made = {"9" * 5000 + ".weight": noise((9, 16)), "1.weight": noise((3, 16))}
+    facts = {"predictor": "network", "labels": LABELS}
+    release = holding(made, {"stint": canonical(facts).decode(), "releasable": "true"})
+    assert codes(audited(release, tmp_path)) == set()
 
 
 def test_two_labels_may_have_one_output(tmp_path: Path) -> None:
@@ -349,15 +598,98 @@ def test_a_copy_of_what_a_release_builds_on_is_no_reuse(tmp_path: Path) -> None:
         ("replay.0", "artifact.training_data"),
         ("buffer.images", "artifact.training_data"),
         ("x_train", "artifact.training_data"),
+        # Flax and haiku
+        ("batch_stats/bn/mean", "artifact.batch_norm"),
+        ("BatchNorm_0.var", "artifact.batch_norm"),
+        ("params/norm1/mean", "artifact.batch_norm"),
+        ("resnet/~/bn/mean_ema", "artifact.batch_norm"),
+        # Keras
+        ("batch_normalization_3/moving_variance:0", "artifact.batch_norm"),
+        ("normalization/mean", "artifact.batch_norm"),
+        ("adam/dense_kernel_momentum", "artifact.optimizer_state"),
+        ("Adam/m/dense/kernel:0", "artifact.optimizer_state"),
+        ("SGD/dense/kernel/momentum", "artifact.optimizer_state"),
+        ("optimizer/vars/0", "artifact.optimizer_state"),
+        # optax
+        ("opt.mu.body.weight", "artifact.optimizer_state"),
+        ("opt_state/0/nu/body/kernel", "artifact.optimizer_state"),
+        # torch, with underscores for dots
+        ("layer1_bn1_running_mean", "artifact.batch_norm"),
+        ("bn_mean", "artifact.batch_norm"),
+        ("adam_exp_avg", "artifact.optimizer_state"),
+        ("state.0.exp_avg_sq", "artifact.optimizer_state"),
+        ("state.0.m", "artifact.optimizer_state"),
+        # counts and data
+        ("n_per_class", "artifact.example_counts"),
+        ("head.n_samples_seen", "artifact.example_counts"),
+        ("class_count_", "artifact.example_counts"),
+        ("total_examples", "artifact.example_counts"),
+        ("label_histogram", "artifact.example_counts"),
+        ("token_counts", "artifact.example_counts"),
+        ("train_images", "artifact.training_data"),
+        ("images_train", "artifact.training_data"),
+        ("data", "artifact.training_data"),
+        ("cache/data/0", "artifact.training_data"),
+        ("raw-data", "artifact.training_data"),
+        ("memory_x", "artifact.training_data"),
+        ("replay_labels", "artifact.training_data"),
     ],
 )  # fmt: skip
 def test_names_tell_what_a_tensor_is(name: str, code: str, tmp_path: Path) -> None:
     assert code in codes(audited(holding(tensors(**{name: noise((4, 4))})), tmp_path))
 
 
-@pytest.mark.parametrize("name", ["memory.key_proj.weight", "buffer_norm.weight", "inputs.weight", "account.weight"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memory.key_proj.weight", "buffer_norm.weight", "inputs.weight", "account.weight", "memory_tokens",
+        "norm.weight", "BatchNorm_0/scale", "bn1.bias", "layer_norm.weight", "fc_mu.weight", "mu.weight", "mean.weight",
+        "encoder.mean", "opt.decoder.layers.0.weight", "state_proj.weight", "adaptive.m", "v.weight", "attention.v",
+        "num_classes", "num_labels_embedding.weight", "scale_per_class", "support_proj.weight", "class_embedding",
+        "training", "trainable.x_proj.weight", "data_encoder.weight", "image_features.weight", "private.weight",
+    ],
+)  # fmt: skip
 def test_layers_with_such_names_are_left_alone(name: str, tmp_path: Path) -> None:
     assert audited(holding(tensors(**{name: noise((4, 4))})), tmp_path).findings == ()
+
+
+def test_no_parameter_of_a_usual_model_is_taken_for_something_else() -> None:
+    """The names that torch gives to layers, and to the parameters of the backbone that is built in."""
+    import torch
+    from torch import nn
+
+    from trainers import backbones
+
+    layers = nn.ModuleDict(
+        {
+            "linear": nn.Linear(2, 2), "conv": nn.Conv2d(1, 1, 1), "norm": nn.LayerNorm(2), "group": nn.GroupNorm(1, 2),
+            "bn": nn.BatchNorm1d(2, track_running_stats=False), "embedding": nn.Embedding(2, 2),
+            "attention": nn.MultiheadAttention(2, 1), "lstm": nn.LSTM(2, 2),
+            "encoder": nn.TransformerEncoderLayer(2, 1), "decoder": nn.TransformerDecoderLayer(2, 1),
+            "prelu": nn.PReLU(), "bilinear": nn.Bilinear(2, 2, 2),
+        }
+    )  # fmt: skip
+    with torch.device("meta"):
+        built = [name for name, _ in backbones.efficientnet_lite0(size=224).named_parameters()]
+    names_of_all = [*layers.state_dict(), *built]
+    assert len(names_of_all) > 100
+    for name in names_of_all:
+        for tell in (names.statistics_in, names.optimizer_in, names.counts_in, names.data_in):
+            assert not tell(name), name
+
+
+@pytest.mark.parametrize("name", ["a{}.memory.x", "a{}.counts", "head{}.head.weight"])
+def test_as_many_tensors_as_a_file_may_have_are_checked_in_seconds(name: str, tmp_path: Path) -> None:
+    many = {name.format(place): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for place in range(100_000)}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header(many))
+    began = time.process_time()
+    found = audit(Facts(contents=opened(path), labels=LABELS))
+    assert time.process_time() - began < 20
+    shown = {
+        each.code: each.evidence for each in found.findings if "tensors" in each.evidence or "parts" in each.evidence
+    }
+    assert name.startswith("head") or [set(each.values()) & {100_000} for each in shown.values()] == [{100_000}]
 
 
 def test_counts_are_found_by_what_they_add_up_to(tmp_path: Path) -> None:
@@ -379,6 +711,108 @@ def test_rows_of_the_data_are_found_wherever_they_are(tmp_path: Path) -> None:
     assert [tensor.data_rows for tensor in found.tensors] == [1, 0]
     assert "artifact.training_data" in codes(audit(Facts(contents=found)))
     assert not any(tensor.data_rows for tensor in opened(path, rows=Rows.of(noise((50, 8), 12))).tensors)
+
+
+def _brain(values: np.ndarray[Any, Any]) -> bytes:
+    """As bfloat16: torch's rounding is to the nearest, ties to even."""
+    import torch
+
+    brain = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
+    return bytes(brain.view(torch.int16).numpy().tobytes())
+
+
+_TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.random.default_rng(1).integers(0, 127, (50, 12)).astype(np.uint8),
+        np.random.default_rng(2).integers(-99, 99, (50, 3, 4)),
+        noise((50, 12), 3),
+        noise((50, 12), 4).astype(np.float64) + 1e-12,
+        np.random.default_rng(5).random((50, 600)) < 0.3,  # as black and white images
+    ],
+)
+def test_copies_of_rows_are_found_in_every_type_and_shape(data: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    """A copy in another type is a copy, and so is one that is flat, joined to others, or cut in another way."""
+    path = tmp_path / "model.safetensors"
+    rows, flat = Rows.of(data), data.reshape(50, -1)
+    width = flat.shape[1]
+    for kind in _TYPES:
+        if data.dtype.kind == "f" and kind[0] != "f":
+            continue  # they would be other numbers
+        if data.dtype.kind == "i" and kind[0] == "u":
+            continue
+        copy = flat[7:17].astype(kind)
+        other = np.arange(3 * width + 5).astype(kind)
+        made = {
+            "rows": copy,
+            "flat": copy.reshape(-1),
+            "deep": copy.reshape(2, 5, width),
+            "cut": copy.reshape(10, 3, -1),
+            "wide": np.concatenate([copy, np.ones((10, 1), dtype=kind)], axis=1),  # a label beside each row
+            "joined": np.concatenate([other, copy.reshape(-1), other]),
+            "one": copy[0],
+            "none": flat[7:17].astype(kind)[:, ::-1].copy(),
+        }
+        path.write_bytes(file_of(made))
+        found = {tensor.name: tensor.data_rows for tensor in opened(path, rows=rows).tensors}
+        assert found == {**dict.fromkeys(made, 10), "one": 1, "none": 0}, kind
+    content = _brain(flat[7:17])
+    path.write_bytes(
+        header({"b": {"dtype": "BF16", "shape": [10 * width], "data_offsets": [0, len(content)]}}, content)
+    )
+    assert opened(path, rows=rows).tensors[0].data_rows == 10
+
+
+def test_rows_that_say_little_are_looked_for_where_they_fit(tmp_path: Path) -> None:
+    """0 and 1 stand side by side in tensors that have nothing to do with data."""
+    data = np.array([[0, 1], [3, 4], [37, 1], [5, 5]])
+    path = tmp_path / "model.safetensors"
+    ids = np.arange(512)
+    path.write_bytes(file_of({"ids": ids[None], "eye": np.eye(8), "rows": data[1:], "mask": np.tile([0, 1], 50)}))
+    found = {tensor.name: tensor.data_rows for tensor in opened(path, rows=Rows.of(data)).tensors}
+    assert found == {"ids": 0, "eye": 0, "rows": 2, "mask": 0}  # one row is a single number, twice
+
+
+def test_noise_is_never_taken_for_rows(tmp_path: Path) -> None:
+    """Short rows of small types are met by chance: only those that a type has as they are count there."""
+    path = tmp_path / "model.safetensors"
+    rows = Rows.of(noise((2000, 2), 1))
+    path.write_bytes(file_of({"a": noise((100_000, 2), 2).astype(np.float16), "b": noise((100_000, 2), 2)}))
+    assert [tensor.data_rows for tensor in opened(path, rows=rows).tensors] == [0, 0]
+
+
+def test_rows_are_found_wherever_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = noise((40, 17), 1)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"w": np.concatenate([noise((5,), 2), data.reshape(-1), noise((3,), 3)])}))
+    for at_once in (1, 16, 17, 18, 50):
+        monkeypatch.setattr(row_copies, "_AT_ONCE", at_once)
+        for block in (4, 68, 100, 1 << 20):
+            monkeypatch.setattr(inspection, "_BLOCK", block)
+            assert opened(path, rows=Rows.of(data)).tensors[0].data_rows == 40
+
+
+def test_wide_rows_cost_no_more_than_narrow_ones(tmp_path: Path) -> None:
+    """Time is linear in the file, whatever the width; memory is that of some rows."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"w": noise((2000, 1000), 1)}))
+    for width in (4, 100_000):
+        rows = Rows.of(noise((8, width), 2))
+        tracemalloc.start()
+        began = time.process_time()
+        assert opened(path, rows=rows).tensors[0].data_rows == 0
+        assert time.process_time() - began < 5
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((0, 3)), np.arange(4), np.array([["a", "b"]]), np.zeros((2, 2), complex)])
+def test_rows_are_rows_of_numbers(wrong: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(InvalidInput, match="two numbers or more"):
+        Rows.of(wrong)
 
 
 def test_frozen_public_layers_may_have_statistics_by_the_pipelines_word(tmp_path: Path) -> None:
@@ -462,6 +896,8 @@ _PLAIN = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"a": 3}), "dtype, a shape"),
         (header({"a": {**_PLAIN, "code": "x"}}, bytes(8)), "dtype, a shape"),
         (header({"a": {**_PLAIN, "dtype": "O"}}, bytes(8)), "unknown type"),
+        (header({"a": {**_PLAIN, "dtype": "F4", "shape": [16]}}, bytes(8)), "not read here"),
+        (header({"a": {**_PLAIN, "dtype": "C64", "shape": [1]}}, bytes(8)), "not read here"),
         (header({"a": {**_PLAIN, "shape": [-2]}}, bytes(8)), "impossible shape"),
         (header({"a": {**_PLAIN, "shape": [1.5]}}, bytes(8)), "impossible shape"),
         (header({"a": {**_PLAIN, "shape": [2**60]}}, bytes(8)), "impossible shape"),
@@ -640,6 +1076,25 @@ def test_every_type_of_number_is_read(tmp_path: Path) -> None:
     brain = header({"b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}, b"\x80\x3f\xc0\x7f")  # 1.0 and NaN
     path.write_bytes(brain)
     assert not opened(path).tensors[0].is_finite
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_small_floats_mean_what_torch_means_by_them(kind: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save
+
+    small = torch.arange(256, dtype=torch.uint8).view(getattr(torch, kind))
+    path = tmp_path / "model.safetensors"
+    for named, finite in ((small, False), (small[:100], True)):
+        path.write_bytes(save({"x": named.contiguous()}))
+        [found] = opened(path, keep=["x"]).tensors
+        assert found.values is not None
+        np.testing.assert_array_equal(found.values[0], named.to(torch.float64).numpy())
+        assert found.is_real
+        assert found.is_finite is finite
+    rows = torch.tensor([[1, 2, 4, 0.5, 8, 16, 1, 2, 4, 8, 2, 1, 64, 32, 16, 4, 2] * 2, [2.0] * 34])
+    path.write_bytes(save({"x": rows.reshape(-1).to(small.dtype)}))
+    assert opened(path, rows=Rows.of(rows.numpy())).tensors[0].data_rows == 1
 
 
 def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ SAID: dict[str, Any] = {
     "state": {"retained": "dp_only"},
     "tuning": {"source": "public"},
     "pretraining": {"data": "public", "name": "ImageNet-21k"},
-    "preprocessing": {"normalisation": "public"},
+    "preprocessing": {"normalisation": "public", "clip_norm": "public", "lipschitz": "unused", "vocabulary": "unused"},
     "empty_task": {"answer": "same_program"},
 }
 
@@ -82,6 +82,9 @@ def test_what_a_proposal_leaves_unsaid_is_a_warning_and_recorded(call: Caller, p
         ({"tuning": {"source": "private"}}, "tuning.private"),
         ({"tuning": {"source": "charged", "releases": ["rel_of_nobody"]}}, "tuning.uncharged"),
         ({"pretraining": {"data": "private"}}, "pretraining.private"),
+        ({"pretraining": {"data": "released"}}, "pretraining.uncharged"),
+        ({"preprocessing": {"clip_norm": "charged", "releases": ["rel_of_nobody"]}}, "preprocessing.uncharged"),
+        ({"evaluation": {"data": "charged", "releases": ["rel_of_nobody"]}}, "metrics.uncharged"),
         ({"preprocessing": {"clip_norm": "private"}}, "preprocessing.private"),
         ({"evaluation": {"data": "private"}}, "metrics.private"),
         ({"empty_task": {"answer": "nothing"}}, "empty_task.no_classifier"),
@@ -134,6 +137,7 @@ def test_tasks_that_overlap_are_not_composed_in_parallel(call: Caller, populatio
     claim = {**SAID, "composition": {"claim": "parallel"}}
     assert codes(call.propose(population, ({"task": "one"}, EVENT), **claim)) == ["tasks.overlap"]
     assert codes(call.propose(population, ({"task": "alone"}, EVENT), **claim)) == []
+    assert codes(call.propose(population, (WHOLE, EVENT), **claim)) == ["tasks.unchecked"]  # of no task
 
 
 def test_sampling_that_is_not_poisson_is_not_accounted_so(call: Caller, population: str) -> None:
@@ -317,6 +321,31 @@ def test_an_artifact_that_lies_in_the_folder_is_opened(service: Local, call: Cal
     assert {"artifact.unreadable", "artifact.digest"} <= set(codes(changed))
     call.verify(population)
     shutil.rmtree(folder)
+
+
+def test_a_file_has_the_labels_that_were_released_and_no_fewer(service: Local, call: Caller, population: str) -> None:
+    """The set is read from the file of the release that is named, whatever else the run builds on or says."""
+    from hashlib import sha256
+
+    def committed(content: bytes, **said: Any) -> str:
+        release: str = call.propose(population, (WHOLE, EVENT), **{**SAID, **said})["id"]
+        folder = service.parts.settings.artifacts_folder / release
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(content)
+        call.ok("POST", f"/v1/releases/{release}/commit", {"artifact": {"sha256": sha256(content).hexdigest()}})
+        return release
+
+    def named(labels: list[str]) -> dict[str, str]:
+        return {"stint": canonical({"labels": labels}).decode(), "releasable": "true"}
+
+    told = committed(file_of({}, named(LABELS)), kind="labels")
+    start = committed(file_of(tensors(), named([*LABELS, "of old"])), label_space={"source": "prior", "labels": LABELS})
+    space = {"source": "released", "release": told}
+    started = {"data": "released", "release": start}
+    for seed, (labels, found) in enumerate(((LABELS, []), (LABELS[:2], ["artifact.labels"]))):
+        made = {name: value + seed + 1 for name, value in tensors().items()}
+        release = committed(file_of(made, named(labels)), label_space=space, pretraining=started)
+        assert codes(call.ok("POST", f"/v1/releases/{release}/audit")) == [*found, "mechanism.unknown"]
 
 
 def test_a_name_that_leads_elsewhere_opens_nothing(service: Local, call: Caller, population: str) -> None:
