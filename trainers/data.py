@@ -86,6 +86,7 @@ class Data:
             x=x[chosen],
             y=y[chosen] if document["y"] else y,
             rows_per_unit=document["rows_per_unit"],
+            file_rows=self._length,
         )
 
     def _placed(

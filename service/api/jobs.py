@@ -80,11 +80,13 @@ def _read(new: NewJob, parts: Parts, actor: Actor) -> tuple[Proposal, Work]:
         pretraining=new.pretraining,
         composition=new.composition,
     )
+    data = data_document(new.data)
+    mechanism.check_data(data)
     work = Work(
         mechanism=mechanism.name,
         parameters=new.mechanism.parameters,
         recipe=recipe,
-        data=data_document(new.data),
+        data=data,
         queue=new.queue,
         device=new.device,
         attempts=parts.settings.attempts,

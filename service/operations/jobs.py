@@ -50,7 +50,7 @@ ERRORS: Final[Mapping[str, str]] = {
     "data.unknown": "the worker may not read data at this address, or cannot tell its format",
     "data.missing": "there is no such data, or no such array or column in it",
     "data.mismatch": "the rows do not belong to the datapoints of the scope as they should",
-    "data.shape": "the rows do not have the shape or type that the recipe says",
+    "data.shape": "the rows do not have the shape or type that the recipe, or a model that it asks, takes",
     "backbone.unknown": "the worker has no backbone of this name",
     "backbone.changed": "the worker's backbone is not the one that an earlier release was built on",
     "backbone.weights": "the weights of the backbone are not as its configuration says",
@@ -70,7 +70,9 @@ ERRORS: Final[Mapping[str, str]] = {
     "internal": "a fault of ours; the worker's own log says more",
 }
 #: Another attempt would end in the same way.
-_FINAL: Final = frozenset({"recipe.invalid", "finding.denied", "audit.violation", "population.status", "unreleasable"})
+_FINAL: Final = frozenset(
+    {"data.shape", "recipe.invalid", "finding.denied", "audit.violation", "population.status", "unreleasable"}
+)
 
 _INSERT = text(
     "INSERT INTO job (id, release, population_id, actor, queue, device, mechanism, parameters, recipe, data, epsilon, "

@@ -118,6 +118,10 @@ def test_a_job_submitted_twice_under_one_key_is_one_job(call: Caller, parts: Par
         ({"recipe": {"model": "linear"}}, "recipe"),
         ({"recipe": {"no": 1}}, "recipe"),
         ({"data": {"uri": "/x.npz"}}, "data"),
+        ({"data": {"uri": "/x.npz", "x": "x"}}, "data.y"),
+        ({"data": {"uri": "/x.npz", "y": "y"}}, "data.x"),
+        ({"mechanism": {"name": "label-release", "parameters": {"epsilon": 0.1, "delta": 1e-9}}, "recipe": {},
+          "data": {"uri": "/x.npz", "x": "x"}}, "data.y"),
         ({"data": {"uri": "\ud800.npz", "x": "x"}}, ""),
         ({"queue": "A"}, "queue"),
         ({"queue": "q" * 25}, "queue"),
@@ -383,9 +387,10 @@ def test_the_sweeper_takes_up_jobs_with_patience(call: Caller, parts: Parts, pop
     assert status_after(0.0) == "queued"
 
 
-def test_what_cannot_end_better_is_not_tried_again(call: Caller, parts: Parts, population: str) -> None:
+@pytest.mark.parametrize("error", ["recipe.invalid", "data.shape"])
+def test_what_cannot_end_better_is_not_tried_again(call: Caller, parts: Parts, population: str, error: str) -> None:
     identity = submit(call, population)
-    decided(parts, population, jobs.fail(job=identity, token=begun(parts, identity), error="recipe.invalid"))
+    decided(parts, population, jobs.fail(job=identity, token=begun(parts, identity), error=error))
     assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "failed"
 
 
