@@ -147,7 +147,9 @@ def make(
         except AccountantError:
             raise InputMissing(known["release"]) from None
     mechanism.check_data(data_document(document["data"]))
-    data = open_data(document["data"], allowed=document["allowed"], ordinals_of=ordinals_of)
+    data = open_data(
+        document["data"], allowed=document["allowed"], ordinals_of=ordinals_of, size=document["datapoints"]
+    )
     rows = [
         data.rows(proposed=BitMap(bitmap_from(charge["proposed"])), admitted=BitMap(bitmap_from(charge["admitted"])))
         for charge in document["charges"]

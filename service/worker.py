@@ -247,10 +247,11 @@ class Worker:
                 for charge, asked in zip(releases.members(book, body), body["charges"], strict=True)
             ]
             promise = {"epsilon": book.promise.epsilon, "delta": book.promise.delta}
-            unit, adjacency = book.unit, book.adjacency
+            unit, adjacency, size = book.unit, book.adjacency, book.size
         document = {
             "job": begun.job, "release": begun.release, "population": begun.population, "unit": unit,
-            "adjacency": adjacency, "promise": promise, "mechanism": begun.mechanism, "parameters": begun.parameters,
+            "datapoints": size, "adjacency": adjacency, "promise": promise, "mechanism": begun.mechanism,
+            "parameters": begun.parameters,
             "recipe": begun.recipe, "data": begun.data, "allowed": list(self._options.allowed),
             "backbones": str(Path(parts.settings.backbones).resolve()) if parts.settings.backbones else None,
             "cache": str((parts.settings.data / "features").resolve()),

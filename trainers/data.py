@@ -47,7 +47,7 @@ _FORMATS: Final = (".npz", ".npy", ".parquet", ".safetensors")
 class Data:
     """A file whose rows are settled. It holds no row; `rows` reads those of a scope."""
 
-    def __init__(self, document: dict[str, Any], file: Columns, ordinals_of: OrdinalsOf) -> None:
+    def __init__(self, document: dict[str, Any], file: Columns, ordinals_of: OrdinalsOf, *, size: int) -> None:
         self._document, self._file = document, file
         with _codes_only():
             lengths = {file.length(name) for name in _names(document)}
@@ -57,7 +57,7 @@ class Data:
         #: Ordinals with the places of their rows in the file; None where place and ordinal go together.
         self._settled: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         if document["address"] != "row":
-            self._settled = self._settle(ordinals_of)
+            self._settled = self._settle(ordinals_of, size=size)
 
     def rows(self, *, proposed: BitMap, admitted: BitMap) -> Rows:
         """The rows of datapoints in both scopes, in slots of the one that was proposed."""
@@ -122,8 +122,12 @@ class Data:
         whole &= np.isfinite(x.reshape(count, math.prod(x.shape[1:]))).all(axis=1)
         return x, whole
 
-    def _settle(self, ordinals_of: OrdinalsOf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ordinals, rising, with the places of their first rows in the file; of everybody, whatever the scope."""
+    def _settle(self, ordinals_of: OrdinalsOf, *, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ordinals, rising, with the places of their first rows in the file; of everybody, whatever the scope.
+
+        A file of other people is refused as a whole: one with an ordinal that the population of this size does not
+        have, or with too small a share of keys that it has.
+        """
         document = self._document
         by_key = document["address"] == "key"
         with _codes_only():
@@ -135,12 +139,14 @@ class Data:
             keys = _text(values).tolist() if by_key else []
         if by_key:  # whose faults are not the file's
             ordinals = _looked_up([str(key) for key in keys], ordinals_of)
+            known = ordinals >= 0
+            if len(np.unique(ordinals[known])) < document["known_share"] * len(set(keys)):
+                raise DataProblem("data.mismatch")
+            ordinals, places = ordinals[known], places[known]
         else:
-            ordinals = np.where(values <= np.iinfo(np.int64).max, values, -1).astype(np.int64)
-        known = ordinals >= 0
-        if len(ordinals) and not known.any():
-            raise DataProblem("data.mismatch")  # another population's file, or another column
-        ordinals, places = ordinals[known], places[known]
+            if ((values < 0) | (values >= size)).any():
+                raise DataProblem("data.mismatch")
+            ordinals = values.astype(np.int64)
         order = np.argsort(ordinals, kind="stable")
         ordinals, places = ordinals[order], places[order]
         rank = np.arange(len(ordinals)) - np.searchsorted(ordinals, ordinals)
@@ -150,15 +156,17 @@ class Data:
         return ordinals[kept], places[kept]
 
 
-def open_data(document: object, *, allowed: Sequence[str], ordinals_of: OrdinalsOf) -> Data:
+def open_data(document: object, *, allowed: Sequence[str], ordinals_of: OrdinalsOf, size: int) -> Data:
     """The data that a document names, within the `allowed` URI prefixes; `ordinals_of` gives −1 for a key nobody has.
+
+    `size` is how many datapoints the population has.
 
     A document that is malformed is `InvalidInput`, which says how; all else is a `DataProblem`.
     """
     checked = data_document(document)
     with _codes_only():
         file = _opened(checked, allowed)
-    return Data(checked, file, ordinals_of)
+    return Data(checked, file, ordinals_of, size=size)
 
 
 def _names(document: dict[str, Any], *, unit: bool = True) -> list[str]:

@@ -81,7 +81,7 @@ def outcome(name: str, data: dict[str, Any], staged: Path, *, place: range | Non
         "mechanism": name, "parameters": example.parameters, "recipe": example.recipe, "data": data,
         "allowed": [str(Path(data["uri"]).parent)], "charges": charges, "inputs": inputs, "adjacency": "add_remove",
         "seed": 0, "device": "cpu", "backbones": None, "cache": None, "release": "rel_test", "population": "people",
-        "unit": "record", "promise": {"epsilon": 1.0, "delta": 0.0}, "folder": str(staged),
+        "unit": "record", "datapoints": COUNT, "promise": {"epsilon": 1.0, "delta": 0.0}, "folder": str(staged),
     }  # fmt: skip
     try:
         make(document, progress=lambda _done, _of: None, ordinals_of=lambda keys: np.full(len(keys), -1))

@@ -102,7 +102,7 @@ class Asked:
         everybody = bitmap_to(BitMap(range(3)))
         [charge] = mechanism("cosine-classifier").quote({"noise_multiplier": 1.0}, adjacency="add_remove").charges
         document = {
-            "release": "rel_1", "population": "people", "unit": "record", "adjacency": "add_remove",
+            "release": "rel_1", "population": "people", "unit": "record", "datapoints": 3, "adjacency": "add_remove",
             "promise": {"epsilon": 1.0, "delta": 1e-5}, "mechanism": "cosine-classifier",
             "parameters": {"noise_multiplier": 1.0},
             "recipe": {"label_source": "prior", "label_names": ["0", "1"], "feature_size": 2},

@@ -57,6 +57,14 @@ DATA: Final[tuple[Parameter, ...]] = (
         default="",
     ),
     Parameter(
+        name="known_share",
+        kind="number",
+        description="share of the keys of the whole file that the population must have; else it is another one's file",
+        bounds=Bounds(exclusive_minimum=0, maximum=1),
+        default=0.5,
+        when=("address", "key"),
+    ),
+    Parameter(
         name="rows_per_unit",
         kind="integer",
         description="how many rows of one datapoint are used at most: the first in the file",
