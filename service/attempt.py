@@ -148,7 +148,11 @@ def make(
             raise InputMissing(known["release"]) from None
     mechanism.check_data(data_document(document["data"]))
     data = open_data(
-        document["data"], allowed=document["allowed"], ordinals_of=ordinals_of, size=document["datapoints"]
+        document["data"],
+        allowed=document["allowed"],
+        ordinals_of=ordinals_of,
+        size=document["datapoints"],
+        **document["rules"],
     )
     rows = [
         data.rows(proposed=BitMap(bitmap_from(charge["proposed"])), admitted=BitMap(bitmap_from(charge["admitted"])))

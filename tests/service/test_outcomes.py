@@ -80,6 +80,7 @@ def outcome(name: str, data: dict[str, Any], staged: Path, *, place: range | Non
     document = {
         "mechanism": name, "parameters": example.parameters, "recipe": example.recipe, "data": data,
         "allowed": [str(Path(data["uri"]).parent)], "charges": charges, "inputs": inputs, "adjacency": "add_remove",
+        "rules": {},
         "seed": 0, "device": "cpu", "backbones": None, "cache": None, "release": "rel_test", "population": "people",
         "unit": "record", "datapoints": COUNT, "promise": {"epsilon": 1.0, "delta": 0.0}, "folder": str(staged),
     }  # fmt: skip

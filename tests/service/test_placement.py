@@ -108,7 +108,7 @@ class Asked:
             "recipe": {"label_source": "prior", "label_names": ["0", "1"], "feature_size": 2},
             "charges": [{"proposed": everybody, "admitted": everybody, "event": event_to_json(charge.event)}],
             "inputs": {}, "data": {"uri": str(file), "x": "x", "y": "y", "address": "key", "unit": "key"},
-            "allowed": [f"file://{self._folder}"], "seed": None, "folder": str(self._folder / "made"),
+            "allowed": [f"file://{self._folder}"], "rules": {}, "seed": None, "folder": str(self._folder / "made"),
             "backbones": None, "device": "cpu",
         }  # fmt: skip
         return Attempt(document=document, log=self._folder / "log", progress=lambda *_: None, ordinals_of=self.answered)

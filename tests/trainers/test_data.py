@@ -337,6 +337,36 @@ def test_the_page_does_what_it_shows(checkout: Path) -> None:
 # Places
 
 
+def test_what_other_populations_claim_is_not_read_by_any_link(tmp_path: Path) -> None:
+    """A rule is about the place that its address leads to, and so is the address of a job."""
+    for name in ("ours", "theirs", "theirs/shared"):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "a.npz", x=X, y=Y)
+        np.save(tmp_path / name / "x.npy", X)
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    (tmp_path / "ours" / "link.npz").symlink_to(tmp_path / "theirs" / "a.npz")
+
+    def opened(uri: str, *, own: Sequence[str] = (), others: Sequence[str] = ("theirs/",)) -> bool:
+        mine, theirs = ([f"{tmp_path}/{each}" for each in rules] for rules in (own, others))
+        document = {"uri": f"{tmp_path}/{uri}", "x": "x"}
+        try:
+            open_data(document, allowed=[str(tmp_path)], ordinals_of=by_number, size=10, own=mine, others=theirs)
+        except DataProblem as problem:
+            return problem.code != "data.unknown"
+        return True
+
+    assert opened("ours/a.npz")
+    for uri in ("theirs/a.npz", "link/a.npz", "ours/link.npz", "ours/../theirs/a.npz", "theirs/", "link/shared/"):
+        assert not opened(uri)
+        assert opened(uri, others=())
+    assert not opened("theirs/a.npz", others=["link/"])  # whose rule goes by a link
+    assert not opened("theirs/", others=["theirs/x.npy"])  # of the arrays in a folder, one
+    assert opened("theirs/shared/a.npz", own=["theirs/shared/"])
+    assert opened("theirs/a.npz", own=["link/"])
+    assert not opened("theirs/shared/a.npz", own=["theirs/"], others=["theirs/shared/a.npz"])
+    assert opened("ours/a.npz", others=["no address", "s3://a?b"])
+
+
 def test_only_allowed_places_are_read(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     inside.mkdir()
