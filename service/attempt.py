@@ -36,6 +36,7 @@ from trainers import artifacts
 from trainers.backbones import Backbone, BackboneProblem, configured
 from trainers.cards import card
 from trainers.catalog import mechanism as find_mechanism
+from trainers.catalog.data_documents import data_document
 from trainers.catalog.parameters import read
 from trainers.data import DataProblem, open_data
 from trainers.noise import Noise
@@ -145,7 +146,14 @@ def make(
             inputs[name] = artifacts.read(Path(known["path"]), release=known["release"], sha256=known["sha256"])
         except AccountantError:
             raise InputMissing(known["release"]) from None
-    data = open_data(document["data"], allowed=document["allowed"], ordinals_of=ordinals_of)
+    mechanism.check_data(data_document(document["data"]))
+    data = open_data(
+        document["data"],
+        allowed=document["allowed"],
+        ordinals_of=ordinals_of,
+        size=document["datapoints"],
+        **document["rules"],
+    )
     rows = [
         data.rows(proposed=BitMap(bitmap_from(charge["proposed"])), admitted=BitMap(bitmap_from(charge["admitted"])))
         for charge in document["charges"]

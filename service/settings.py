@@ -55,6 +55,11 @@ class Settings:
         "",
         "URI prefixes that jobs may read data below, between spaces; empty: `inputs` in the data folder",
     )
+    require_data_rules: int = _setting(
+        "STINT_REQUIRE_DATA_RULES",
+        0,
+        "1: a job is refused unless its population's policy says whose the rows of its file are; 0: its word will do",
+    )
     backbones: str = _setting(
         "STINT_BACKBONES",
         "",
@@ -101,7 +106,7 @@ LEAST: Final[Mapping[str, float]] = {
     "port": 0, "connections": 1 + CONNECTIONS_BESIDE_WRITERS, "writers": 1, "batch": 1, "queue": 1, "requests": 1,
     "body_bytes": 1024, "upload_bytes": 1024, "hold_seconds": 1, "sweep_seconds": 0.01, "checkpoint_seconds": 1,
     "statement_seconds": 0.1, "pause_seconds": 1, "lease_seconds": 0.5, "wait_seconds": 1, "attempts": 1,
-    "job_seconds": 1,
+    "job_seconds": 1, "require_data_rules": 0,
 }  # fmt: skip
 #: Beyond these a value is a slip, or something fails later and far away: a date, a port, PostgreSQL's own limits.
 MOST: Final[Mapping[str, float]] = {
@@ -109,6 +114,7 @@ MOST: Final[Mapping[str, float]] = {
     "body_bytes": 2**30, "upload_bytes": 2**40, "hold_seconds": MAX_HOLD_SECONDS, "sweep_seconds": 3600,
     "checkpoint_seconds": 31_536_000, "statement_seconds": 86_400, "pause_seconds": 86_400, "lease_seconds": 86_400,
     "wait_seconds": 31_536_000, "attempts": 100, "job_seconds": 31_536_000,
+    "require_data_rules": 1,
 }  # fmt: skip
 WEBHOOK_PREFIX: Final = "whsec_"
 WEBHOOK_KEY_BYTES: Final = range(24, 65)

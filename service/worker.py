@@ -247,11 +247,16 @@ class Worker:
                 for charge, asked in zip(releases.members(book, body), body["charges"], strict=True)
             ]
             promise = {"epsilon": book.promise.epsilon, "delta": book.promise.delta}
-            unit, adjacency = book.unit, book.adjacency
+            own = [str(rule["uri"]) for rule in book.policy.data]
+            unit, adjacency, size = book.unit, book.adjacency, book.size
+        with parts.database.transaction() as connection:
+            others = jobs.rules_of_others(connection, begun.population)
         document = {
             "job": begun.job, "release": begun.release, "population": begun.population, "unit": unit,
-            "adjacency": adjacency, "promise": promise, "mechanism": begun.mechanism, "parameters": begun.parameters,
+            "datapoints": size, "adjacency": adjacency, "promise": promise, "mechanism": begun.mechanism,
+            "parameters": begun.parameters,
             "recipe": begun.recipe, "data": begun.data, "allowed": list(self._options.allowed),
+            "rules": {"own": own, "others": others},
             "backbones": str(Path(parts.settings.backbones).resolve()) if parts.settings.backbones else None,
             "cache": str((parts.settings.data / "features").resolve()),
             "device": self._options.device, "charges": charges, "inputs": inputs, "seed": self._options.seed,

@@ -25,7 +25,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from trainers import columns, parquet
-from trainers.catalog.data_documents import data_document
+from trainers.catalog.data_documents import LOCAL, belongs_to_others, data_document
 from trainers.catalog.label_spaces import MAX_NAME
 from trainers.columns import Code, Columns, DataProblem, Taken
 from trainers.ports import Rows
@@ -38,7 +38,6 @@ __all__ = ["Code", "Data", "DataProblem", "open_data"]
 #: From keys to ordinals; −1 for a key that nobody has.
 OrdinalsOf: TypeAlias = Callable[[Sequence[str]], NDArray[np.int64]]
 
-_LOCAL: Final = ("", "file", "local")
 _KEYS_AT_ONCE: Final = 100_000
 _WHOLE: Final = 2.0**53  # up to here every whole number is a float
 _FORMATS: Final = (".npz", ".npy", ".parquet", ".safetensors")
@@ -47,7 +46,7 @@ _FORMATS: Final = (".npz", ".npy", ".parquet", ".safetensors")
 class Data:
     """A file whose rows are settled. It holds no row; `rows` reads those of a scope."""
 
-    def __init__(self, document: dict[str, Any], file: Columns, ordinals_of: OrdinalsOf) -> None:
+    def __init__(self, document: dict[str, Any], file: Columns, ordinals_of: OrdinalsOf, *, size: int) -> None:
         self._document, self._file = document, file
         with _codes_only():
             lengths = {file.length(name) for name in _names(document)}
@@ -57,7 +56,7 @@ class Data:
         #: Ordinals with the places of their rows in the file; None where place and ordinal go together.
         self._settled: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         if document["address"] != "row":
-            self._settled = self._settle(ordinals_of)
+            self._settled = self._settle(ordinals_of, size=size)
 
     def rows(self, *, proposed: BitMap, admitted: BitMap) -> Rows:
         """The rows of datapoints in both scopes, in slots of the one that was proposed."""
@@ -86,6 +85,7 @@ class Data:
             x=x[chosen],
             y=y[chosen] if document["y"] else y,
             rows_per_unit=document["rows_per_unit"],
+            file_rows=self._length,
         )
 
     def _placed(
@@ -121,8 +121,12 @@ class Data:
         whole &= np.isfinite(x.reshape(count, math.prod(x.shape[1:]))).all(axis=1)
         return x, whole
 
-    def _settle(self, ordinals_of: OrdinalsOf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ordinals, rising, with the places of their first rows in the file; of everybody, whatever the scope."""
+    def _settle(self, ordinals_of: OrdinalsOf, *, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ordinals, rising, with the places of their first rows in the file; of everybody, whatever the scope.
+
+        A file of other people is refused as a whole: one with an ordinal that the population of this size does not
+        have, or with too small a share of keys that it has.
+        """
         document = self._document
         by_key = document["address"] == "key"
         with _codes_only():
@@ -134,12 +138,14 @@ class Data:
             keys = _text(values).tolist() if by_key else []
         if by_key:  # whose faults are not the file's
             ordinals = _looked_up([str(key) for key in keys], ordinals_of)
+            known = ordinals >= 0
+            if len(np.unique(ordinals[known])) < document["known_share"] * len(set(keys)):
+                raise DataProblem("data.mismatch")
+            ordinals, places = ordinals[known], places[known]
         else:
-            ordinals = np.where(values <= np.iinfo(np.int64).max, values, -1).astype(np.int64)
-        known = ordinals >= 0
-        if len(ordinals) and not known.any():
-            raise DataProblem("data.mismatch")  # another population's file, or another column
-        ordinals, places = ordinals[known], places[known]
+            if ((values < 0) | (values >= size)).any():
+                raise DataProblem("data.mismatch")
+            ordinals = values.astype(np.int64)
         order = np.argsort(ordinals, kind="stable")
         ordinals, places = ordinals[order], places[order]
         rank = np.arange(len(ordinals)) - np.searchsorted(ordinals, ordinals)
@@ -149,15 +155,34 @@ class Data:
         return ordinals[kept], places[kept]
 
 
-def open_data(document: object, *, allowed: Sequence[str], ordinals_of: OrdinalsOf) -> Data:
+def open_data(
+    document: object,
+    *,
+    allowed: Sequence[str],
+    ordinals_of: OrdinalsOf,
+    size: int,
+    own: Sequence[str] = (),
+    others: Sequence[str] = (),
+) -> Data:
     """The data that a document names, within the `allowed` URI prefixes; `ordinals_of` gives −1 for a key nobody has.
+
+    `size` is how many datapoints the population has. `own` and `others` are the addresses for which its policy, and
+    those of other populations, say whose rows are: what belongs to others is not read, whatever link leads there.
 
     A document that is malformed is `InvalidInput`, which says how; all else is a `DataProblem`.
     """
     checked = data_document(document)
     with _codes_only():
-        file = _opened(checked, allowed)
-    return Data(checked, file, ordinals_of)
+        mine, theirs = ([place for uri in rules for place in _place(uri)] for rules in (own, others))
+
+        def locate(uri: str) -> tuple[bool, str]:
+            local, target = _located(uri, allowed)
+            if belongs_to_others(target, own=mine, others=theirs):
+                raise DataProblem("data.unknown")
+            return local, target
+
+        file = _opened(checked, locate)
+    return Data(checked, file, ordinals_of, size=size)
 
 
 def _names(document: dict[str, Any], *, unit: bool = True) -> list[str]:
@@ -165,13 +190,13 @@ def _names(document: dict[str, Any], *, unit: bool = True) -> list[str]:
     return list(dict.fromkeys([*document["x"], *filter(None, (document["y"], document["unit"] if unit else ""))]))
 
 
-def _opened(document: dict[str, Any], allowed: Sequence[str]) -> Columns:
+def _opened(document: dict[str, Any], locate: Callable[[str], tuple[bool, str]]) -> Columns:
     uri, names = document["uri"], _names(document)
-    local, target = _located(uri, allowed)
+    local, target = locate(uri)
     if uri.endswith("/"):
         if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) for name in names):
             raise DataProblem("data.missing")
-        return columns.npy({name: _file(*_located(f"{uri}{name}.npy", allowed)) for name in names})
+        return columns.npy({name: _file(*locate(f"{uri}{name}.npy")) for name in names})
     suffix = next((suffix for suffix in _FORMATS if uri.endswith(suffix)), None)
     if suffix is None:
         raise DataProblem("data.unknown")
@@ -187,12 +212,23 @@ def _opened(document: dict[str, Any], allowed: Sequence[str]) -> Columns:
     return parquet.Table(open_file)
 
 
+def _place(uri: str) -> list[str]:
+    """Where the address of a rule really leads, as `_located` says it; nowhere if nobody could read it."""
+    try:
+        scheme, rest = _split(uri)
+    except DataProblem:
+        return []
+    if scheme not in LOCAL:
+        return [f"{scheme}://{rest}"]
+    return [os.path.realpath(rest).rstrip("/") + ("/" if uri.endswith("/") else "")]
+
+
 def _located(uri: str, allowed: Sequence[str]) -> tuple[bool, str]:
     """Whether a URI is a local path, and where it really leads; `data.unknown` if that is not within a prefix."""
     scheme, rest = _split(uri)
     for prefix in allowed:
         its_scheme, its_rest = _split(prefix)
-        if scheme in _LOCAL and its_scheme in _LOCAL:
+        if scheme in LOCAL and its_scheme in LOCAL:
             real, base = (os.path.realpath(path) for path in (rest, its_rest))
             if real == base or real.startswith(base.rstrip("/") + "/"):
                 return True, real
@@ -211,7 +247,7 @@ def _split(uri: str) -> tuple[str, str]:
     scheme = scheme.lower()
     if "\0" in uri or "::" in uri or (scheme and not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme)):
         raise DataProblem("data.unknown")
-    if scheme in _LOCAL:
+    if scheme in LOCAL:
         if not rest.startswith("/"):
             raise DataProblem("data.unknown")
         return scheme, rest

@@ -123,19 +123,19 @@ def fit(
 ) -> torch.Tensor:
     """The weights (labels × columns) after all steps, in float64 and **without noise**: not to be released.
 
-    `labels` has an index for each row, −1 for one that is null. Whatever the data, the same steps are done.
+    `labels` has an index for each row, −1 for one that is null. Whatever the data, the same steps are done, each on as
+    many chunks, all of one size, as the most rows need that there could be. In place of those that are missing stand
+    zeros with the share 0: 0 · p is 0 in floats too, so that they add exactly nothing, and no error to a sum.
     """
-    kept = np.flatnonzero(labels >= 0)
-    x = torch.from_numpy(rows.x.reshape(len(rows.unit), objective.features)[kept])
-    y, unit = torch.from_numpy(labels[kept]).to(device), torch.from_numpy(rows.unit[kept])
-    shares = (1.0 / torch.bincount(unit, minlength=1).to(torch.float64).clamp_(min=1))[unit].to(device)
-    x, scales = x.to(device), _scales(x, objective.radius).to(device)
+    at_a_time = max(1, min(_CHUNK, rows.room))
+    x, y, shares = _filled(objective, rows, labels, room=-(-max(1, rows.room) // at_a_time) * at_a_time)
+    x, y, shares, scales = x.to(device), y.to(device), shares.to(device), _scales(x, objective.radius).to(device)
     centre = centre.to(device=device, dtype=torch.float64)
     weights = centre.clone()
     for _ in range(objective.iterations):
         gradient = torch.zeros_like(weights)
-        for start in range(0, len(x), _CHUNK):
-            part = slice(start, start + _CHUNK)
+        for start in range(0, len(x) if objective.labels else 0, at_a_time):  # without a label no row has one
+            part = slice(start, start + at_a_time)
             wide = x[part].to(torch.float64).mul_(scales[part, None])
             if objective.bias:
                 wide = torch.cat([wide, wide.new_ones(len(wide), 1)], dim=1)
@@ -145,6 +145,20 @@ def fit(
         weights -= objective.step_size * (gradient / slots + objective.modulus * (weights - centre))
         stepped()
     return weights
+
+
+def _filled(
+    objective: Objective, rows: Rows, labels: NDArray[np.int64], *, room: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows that have a label, their labels, and the share of each in its datapoint's loss; then zeros."""
+    kept = np.flatnonzero(labels >= 0)
+    unit = rows.unit[kept]
+    x, y = np.zeros((room, objective.features), dtype=np.float32), np.zeros(room, dtype=np.int64)
+    shares = np.zeros(room)
+    x[: len(kept)] = rows.x.reshape(len(rows.unit), objective.features)[kept]
+    y[: len(kept)] = labels[kept]
+    shares[: len(kept)] = (1.0 / np.bincount(unit, minlength=1).clip(min=1))[unit]
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(shares)
 
 
 def _scales(x: torch.Tensor, radius: float) -> torch.Tensor:

@@ -44,7 +44,8 @@ class Table:
             self.length(name)
         wanted = list(dict.fromkeys(names))
         shapes = {name: self._shape(name) for name in wanted}
-        found: dict[str, list[Taken]] = {name: [_empty(shapes[name])] for name in wanted}
+        # Of no rows, so that a type which cannot be read is refused whoever is asked for.
+        found = {name: [_read(pa.array([], self._types[name]), shapes[name])] for name in wanted}
         size = 0
         for batch in self._batches(wanted, rows):
             for name in wanted:
@@ -107,10 +108,6 @@ def _file(stream: Any, texts: Sequence[str] = ()) -> pq.ParquetFile:
         thrift_string_size_limit=_MAX_FOOTER,
         thrift_container_size_limit=_MAX_FOOTER,
     )
-
-
-def _empty(shape: tuple[int, ...]) -> Taken:
-    return Taken(np.empty((0, *shape), dtype=np.bool_), np.empty(0, dtype=np.bool_))
 
 
 def _together(parts: Sequence[Taken]) -> Taken:

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainers.columns import DataProblem
+from trainers.row_shapes import fits
+
 if TYPE_CHECKING:
     from accountant.events import Adjacency
     from trainers.backbones import Backbone
@@ -32,6 +35,9 @@ class Rows:
     by their ordinals' order; one that was trimmed, or whose rows are not finite, keeps its slot and has no row: it is
     null, and nothing else tells it from one that is there. Rows of a datapoint stand together, at most
     `rows_per_unit` of them.
+
+    `file_rows` is how many rows the file has, for everybody in it. It bounds how many there can be, where that is less
+    than the slots allow.
     """
 
     slots: int
@@ -39,6 +45,13 @@ class Rows:
     x: NDArray[np.float32]  # (n, …) finite
     y: NDArray[Any]  # (n,) labels, as text or whole numbers; empty where the data has none
     rows_per_unit: int = 1
+    file_rows: int | None = None
+
+    @property
+    def room(self) -> int:
+        """The most rows that there could be. Public: what work is measured by, so that it is the same for nobody."""
+        most = self.slots * self.rows_per_unit
+        return most if self.file_rows is None else min(most, self.file_rows)
 
     def __len__(self) -> int:
         """How many rows. Private: it may not be shown, nor divide anything."""
@@ -71,7 +84,7 @@ class Released(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One attempt at one release."""
+    """One attempt at one release. There is none on rows that are not such as its recipe says (`data.shape`)."""
 
     parameters: Mapping[str, Any]  # what was priced, checked, with defaults
     recipe: Mapping[str, Any]  # what was not: model, optimiser, labels; public all the same
@@ -82,6 +95,11 @@ class Run:
     backbones: Mapping[str, Backbone] = field(default_factory=dict)  # of the worker's configuration, by name
     device: str = "cpu"
     progress: Progress = lambda _done, _of: None
+
+    def __post_init__(self) -> None:
+        for rows in self.rows:
+            if len(rows.y) != len(rows) or not fits(tuple(rows.x.shape[1:]), self.recipe, self.inputs):
+                raise DataProblem("data.shape")
 
 
 class Mechanism(Protocol):

@@ -51,8 +51,6 @@ class LinearModels:
 
     def train(self, rows: Rows, *, slots: int, centre: torch.Tensor, perturb: Perturb) -> torch.Tensor:
         """One noisy model, in float32: of rows that fill at most `slots` slots, around a centre that is no secret."""
-        if tuple(rows.x.shape[1:]) != tuple(self.run.recipe["shape"]):
-            raise InvalidInput("recipe.shape", list(rows.x.shape[1:]), f"{self.run.recipe['shape']}")
         weights = fit(
             self.objective,
             rows,

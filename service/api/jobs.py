@@ -54,7 +54,8 @@ async def submit(
     If the release is denied the decision is recorded, and there is no job.
     """
     proposal, work = await run_in_threadpool(_read, new, parts, actor)
-    operation = jobs.submit(proposal, work, by=actor)
+    require_rules = bool(parts.settings.require_data_rules)
+    operation = jobs.submit(proposal, work, by=actor, require_rules=require_rules)
     return answered(await decide(request, parts, actor, new.population, operation, key, uses_sql=True))
 
 
@@ -80,11 +81,13 @@ def _read(new: NewJob, parts: Parts, actor: Actor) -> tuple[Proposal, Work]:
         pretraining=new.pretraining,
         composition=new.composition,
     )
+    data = data_document(new.data)
+    mechanism.check_data(data)
     work = Work(
         mechanism=mechanism.name,
         parameters=new.mechanism.parameters,
         recipe=recipe,
-        data=data_document(new.data),
+        data=data,
         queue=new.queue,
         device=new.device,
         attempts=parts.settings.attempts,

@@ -49,6 +49,7 @@ def _shown(mechanism: Mechanism) -> dict[str, Any]:
         "proof_note": mechanism.proof_note,
         "parameters": mechanism.schema(),
         "recipe": mechanism.recipe_schema(),
+        "reads": list(mechanism.reads),
         "is_run_by_workers": mechanism.module is not None,
     }
 

@@ -26,7 +26,7 @@ from service.operations.populations import entry
 from service.operations.readings import finite
 from service.store import tickets
 from service.store.writer import Decide, Outcome, stamp
-from trainers.catalog.data_documents import misaddressed
+from trainers.catalog.data_documents import belongs_to_others, files, misaddressed, spelled
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -50,7 +50,7 @@ ERRORS: Final[Mapping[str, str]] = {
     "data.unknown": "the worker may not read data at this address, or cannot tell its format",
     "data.missing": "there is no such data, or no such array or column in it",
     "data.mismatch": "the rows do not belong to the datapoints of the scope as they should",
-    "data.shape": "the rows do not have the shape or type that the recipe says",
+    "data.shape": "the rows do not have the shape or type that the recipe, or a model that it asks, takes",
     "backbone.unknown": "the worker has no backbone of this name",
     "backbone.changed": "the worker's backbone is not the one that an earlier release was built on",
     "backbone.weights": "the weights of the backbone are not as its configuration says",
@@ -70,7 +70,9 @@ ERRORS: Final[Mapping[str, str]] = {
     "internal": "a fault of ours; the worker's own log says more",
 }
 #: Another attempt would end in the same way.
-_FINAL: Final = frozenset({"recipe.invalid", "finding.denied", "audit.violation", "population.status", "unreleasable"})
+_FINAL: Final = frozenset(
+    {"data.shape", "recipe.invalid", "finding.denied", "audit.violation", "population.status", "unreleasable"}
+)
 
 _INSERT = text(
     "INSERT INTO job (id, release, population_id, actor, queue, device, mechanism, parameters, recipe, data, epsilon, "
@@ -127,6 +129,12 @@ _SILENT = text(
     "OR (job.status = 'queued' AND (SELECT max(at) FROM job_line WHERE job_line.job = job.id) "
     "< now() - make_interval(secs => :wait)) ORDER BY job.id LIMIT 100"
 )
+# The newest policy of each other population, if it has rules on files: a search, and not a reading of all logs.
+_POLICIES_WITH_RULES = text(
+    "SELECT newest.body FROM population, LATERAL (SELECT body FROM entry WHERE population_id = population.id "
+    "AND kind IN ('population.created', 'policy.changed') ORDER BY number DESC LIMIT 1) newest "
+    "WHERE population.name <> :name AND position(convert_to('\"data\"\\:[{', 'UTF8') IN newest.body) > 0"
+)
 _COUNTS = text("SELECT status, count(*) FROM job GROUP BY status")
 
 
@@ -162,13 +170,16 @@ class Begun:
 # ---------------------------------------------------------------- decisions
 
 
-def submit(proposal: Proposal, work: Work, *, by: Actor) -> Decide:
-    """Propose the release; if it is held, write the job and its ticket as well. If it is denied there is no job."""
+def submit(proposal: Proposal, work: Work, *, by: Actor, require_rules: bool = False) -> Decide:
+    """Propose the release; if it is held, write the job and its ticket as well. If it is denied there is no job.
+
+    What a policy says about files is asked first: that of this population, and that nobody else's claims them.
+    """
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
         assert proposal.hold_seconds is None
-        if (problem := misaddressed(book.policy.data, work.data)) is not None:
+        if (problem := _refused(connection, book, work.data, require_rules=require_rules)) is not None:
             raise Problem("forbidden", problem, "data")
         proposed = releases.propose(proposal)(book, at, None)
         if proposed.held is None:
@@ -212,6 +223,28 @@ def submit(proposal: Proposal, work: Work, *, by: Actor) -> Decide:
         return Outcome(bodies=[body], status=201, respond=respond, held=proposed.held)
 
     return decide
+
+
+def _refused(connection: Connection, book: Book, data: Mapping[str, Any], *, require_rules: bool) -> str | None:
+    """Why a job of this population may not read these files, or not so; None if it may."""
+    rules = book.policy.data
+    if require_rules and not rules:
+        return "Here a policy has to say whose the rows of files are, and that of this population says nothing (data)."
+    if (problem := misaddressed(rules, data)) is not None:
+        return problem
+    own, others = (
+        [*map(spelled, uris)] for uris in ([r["uri"] for r in rules], rules_of_others(connection, book.name))
+    )
+    for uri in files(data):
+        if belongs_to_others(spelled(uri), own=own, others=others):
+            return f"The policy of another population says whose the rows of {uri!r} are: only its jobs read them."
+    return None
+
+
+def rules_of_others(connection: Connection, population: str) -> list[str]:
+    """The addresses for which policies of other populations, as they are now, say whose rows are."""
+    bodies = connection.execute(_POLICIES_WITH_RULES, {"name": population}).scalars()
+    return [str(rule["uri"]) for body in bodies for rule in from_canonical(bytes(body))["policy"].get("data", ())]
 
 
 def cancel(*, job: str, by: Actor, reason: str | None = None) -> Decide:

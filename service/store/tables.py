@@ -49,6 +49,12 @@ entry = Table(
     Column("at", _AT, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Index("entries_of_a_release", "release", postgresql_where=text("release IS NOT NULL")),
+    Index(
+        "policies_of_a_population",
+        "population_id",
+        "number",
+        postgresql_where=text("kind IN ('population.created', 'policy.changed')"),
+    ),
 )
 
 #: Where the entry of a proposed release is. Only grows.

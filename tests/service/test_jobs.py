@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from accountant.canonical import canonical
 from service.api.context import Parts
+from service.app import create_app
 from service.errors import Problem
 from service.operations import jobs, keys
 from service.store import tickets
@@ -118,6 +120,10 @@ def test_a_job_submitted_twice_under_one_key_is_one_job(call: Caller, parts: Par
         ({"recipe": {"model": "linear"}}, "recipe"),
         ({"recipe": {"no": 1}}, "recipe"),
         ({"data": {"uri": "/x.npz"}}, "data"),
+        ({"data": {"uri": "/x.npz", "x": "x"}}, "data.y"),
+        ({"data": {"uri": "/x.npz", "y": "y"}}, "data.x"),
+        ({"mechanism": {"name": "label-release", "parameters": {"epsilon": 0.1, "delta": 1e-9}}, "recipe": {},
+          "data": {"uri": "/x.npz", "x": "x"}}, "data.y"),
         ({"data": {"uri": "\ud800.npz", "x": "x"}}, ""),
         ({"queue": "A"}, "queue"),
         ({"queue": "q" * 25}, "queue"),
@@ -139,26 +145,26 @@ def test_what_cannot_be_a_job_is_422_and_writes_nothing(
 
 
 RULES = [
-    {"uri": "/data/", "address": "key", "unit": "patient", "rows_per_unit": 4},
-    {"uri": "/data/rows/", "address": "row", "first": 7},
-    {"uri": "/data/one.npz", "address": "ordinal", "unit": "number"},
+    {"uri": "/clinic/", "address": "key", "unit": "patient", "rows_per_unit": 4},
+    {"uri": "/clinic/rows/", "address": "row", "first": 7},
+    {"uri": "/clinic/one.npz", "address": "ordinal", "unit": "number"},
 ]
 
 
 @pytest.mark.parametrize(
     ("data", "word"),
     [
-        ({"uri": "/data/a.npz", "address": "key", "unit": "patient", "rows_per_unit": 4}, ""),
-        ({"uri": "/data/a.npz", "address": "key", "unit": "patient"}, ""),
-        ({"uri": "/data/rows/a.npz", "first": 7}, ""),
-        ({"uri": "/data/one.npz", "address": "ordinal", "unit": "number"}, ""),
-        ({"uri": "/data/a.npz", "address": "key", "unit": "patient", "rows_per_unit": 5}, "allows 4 rows"),
-        ({"uri": "/data/a.npz", "address": "key", "unit": "label"}, "unit 'patient'"),
-        ({"uri": "/data/a.npz", "address": "ordinal", "unit": "patient"}, "address 'key'"),
-        ({"uri": "/data/rows/a.npz"}, "first 7"),
-        ({"uri": "/data/rows/a.npz", "address": "key", "unit": "patient"}, "address 'row'"),
-        ({"uri": "/data/one.npz.npz", "address": "ordinal", "unit": "number"}, "address 'key'"),
-        ({"uri": "/data/rows/../a.npz", "first": 7}, "no rule"),
+        ({"uri": "/clinic/a.npz", "address": "key", "unit": "patient", "rows_per_unit": 4}, ""),
+        ({"uri": "/clinic/a.npz", "address": "key", "unit": "patient"}, ""),
+        ({"uri": "/clinic/rows/a.npz", "first": 7}, ""),
+        ({"uri": "/clinic/one.npz", "address": "ordinal", "unit": "number"}, ""),
+        ({"uri": "/clinic/a.npz", "address": "key", "unit": "patient", "rows_per_unit": 5}, "allows 4 rows"),
+        ({"uri": "/clinic/a.npz", "address": "key", "unit": "label"}, "unit 'patient'"),
+        ({"uri": "/clinic/a.npz", "address": "ordinal", "unit": "patient"}, "address 'key'"),
+        ({"uri": "/clinic/rows/a.npz"}, "first 7"),
+        ({"uri": "/clinic/rows/a.npz", "address": "key", "unit": "patient"}, "address 'row'"),
+        ({"uri": "/clinic/one.npz.npz", "address": "ordinal", "unit": "number"}, "address 'key'"),
+        ({"uri": "/clinic/rows/../a.npz", "first": 7}, "no rule"),
         ({"uri": "/other/a.npz", "address": "key", "unit": "patient"}, "no rule"),
     ],
 )
@@ -174,6 +180,72 @@ def test_a_policy_says_whose_rows_are(call: Caller, population: str, data: dict[
     else:
         assert (answer.status_code, answer.json()["status"]) == (201, "queued")
     call.verify(population)
+
+
+@pytest.mark.parametrize(
+    ("uri", "refused"),
+    [
+        ("{0}/b/rows.npz", True),
+        ("file://{0}/b/rows.npz", True),
+        ("FILE://{0}/b/rows.npz", True),
+        ("{0}//b/./rows.npz", True),
+        ("{0}/a/../b/rows.npz", True),
+        ("{0}/b/folder/", True),
+        ("{0}/one/", True),  # its array y is a file that is claimed
+        ("s3://bucket{0}/rows.npz", True),
+        ("S3://bucket{0}/rows.npz", True),
+        ("{0}/rows.npz", False),
+        ("{0}/bb/rows.npz", False),
+        ("{0}/b.npz", False),
+        ("s3://other{0}/rows.npz", False),
+    ],
+)
+def test_a_file_that_a_policy_claims_is_read_by_its_population_alone(
+    call: Caller, population: str, uri: str, *, refused: bool
+) -> None:
+    place = f"/data/{fresh('claimed')}"
+    addresses = (f"file://{place}/b/", f"{place}/one/y.npy", f"s3://bucket{place}/")
+    rules = [{"uri": each, "address": "row"} for each in addresses]
+    owner = call.population(count=60, epsilon=2.0, delta=1e-5)
+    call.ok("PUT", f"/v1/populations/{owner}/policy", {"reason": "ours", "data": rules})
+    before = len(call.entries(population))
+    answer = call("POST", "/v1/jobs", job(population, uri.format(place)))
+    if refused:
+        assert (answer.status_code, answer.json()["field"]) == (403, "data")
+        assert "another population" in answer.json()["detail"]
+        assert owner not in answer.text
+        assert len(call.entries(population)) == before
+    else:
+        assert answer.status_code == 201
+    spelled_as_its_rule = {"uri": f"file://{place}/b/rows.npz", "x": "x", "y": "y"}
+    assert call.ok("POST", "/v1/jobs", job(owner, "") | {"data": spelled_as_its_rule})["status"] == "queued"
+    if refused and uri == "{0}/b/rows.npz":  # who has a rule that is as close reads it too, and who lifts it lets go
+        for mine, status in ((f"{place}/", 403), (f"{place}/b/", 201)):
+            change = {"reason": "both", "data": [{"uri": mine, "address": "row"}]}
+            call.ok("PUT", f"/v1/populations/{population}/policy", change)
+            assert call("POST", "/v1/jobs", job(population, f"{place}/b/rows.npz")).status_code == status
+        call.ok("PUT", f"/v1/populations/{population}/policy", {"reason": "none", "data": []})
+        call.ok("PUT", f"/v1/populations/{owner}/policy", {"reason": "none", "data": []})
+        assert call("POST", "/v1/jobs", job(population, f"{place}/b/rows.npz")).status_code == 201
+
+
+def test_a_house_may_ask_for_rules(call: Caller, parts: Parts, population: str) -> None:
+    """Where it does, a population whose policy says nothing of files has no jobs, and all else goes on."""
+    strict = Caller(create_app(replace(parts, settings=replace(parts.settings, require_data_rules=1))), call.key)
+    with closing(strict) as asked:
+        answer = asked("POST", "/v1/jobs", job(population, "/data/rows.npz"))
+        assert (answer.status_code, answer.json()["field"]) == (403, "data")
+        change = {"reason": "whose", "data": [{"uri": f"/{population}/", "address": "row"}]}
+        asked.ok("PUT", f"/v1/populations/{population}/policy", change)
+        assert asked("POST", "/v1/jobs", job(population, f"/{population}/rows.npz")).status_code == 201
+
+
+def test_all_policies_are_asked_by_a_search(parts: Parts) -> None:
+    """Whatever the logs hold besides."""
+    with parts.database.transaction() as connection:
+        connection.execute(text("SET LOCAL enable_seqscan = off"))  # on tables of a few rows it is the quickest
+        plan = connection.execute(text(f"EXPLAIN {jobs._POLICIES_WITH_RULES.text}"), {"name": "x"})
+        assert any("policies_of_a_population" in str(line) for line in plan)
 
 
 def test_a_mechanism_that_no_worker_runs_is_no_job(call: Caller, population: str) -> None:
@@ -383,9 +455,10 @@ def test_the_sweeper_takes_up_jobs_with_patience(call: Caller, parts: Parts, pop
     assert status_after(0.0) == "queued"
 
 
-def test_what_cannot_end_better_is_not_tried_again(call: Caller, parts: Parts, population: str) -> None:
+@pytest.mark.parametrize("error", ["recipe.invalid", "data.shape"])
+def test_what_cannot_end_better_is_not_tried_again(call: Caller, parts: Parts, population: str, error: str) -> None:
     identity = submit(call, population)
-    decided(parts, population, jobs.fail(job=identity, token=begun(parts, identity), error="recipe.invalid"))
+    decided(parts, population, jobs.fail(job=identity, token=begun(parts, identity), error=error))
     assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "failed"
 
 

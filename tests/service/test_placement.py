@@ -102,13 +102,13 @@ class Asked:
         everybody = bitmap_to(BitMap(range(3)))
         [charge] = mechanism("cosine-classifier").quote({"noise_multiplier": 1.0}, adjacency="add_remove").charges
         document = {
-            "release": "rel_1", "population": "people", "unit": "record", "adjacency": "add_remove",
+            "release": "rel_1", "population": "people", "unit": "record", "datapoints": 3, "adjacency": "add_remove",
             "promise": {"epsilon": 1.0, "delta": 1e-5}, "mechanism": "cosine-classifier",
             "parameters": {"noise_multiplier": 1.0},
             "recipe": {"label_source": "prior", "label_names": ["0", "1"], "feature_size": 2},
             "charges": [{"proposed": everybody, "admitted": everybody, "event": event_to_json(charge.event)}],
             "inputs": {}, "data": {"uri": str(file), "x": "x", "y": "y", "address": "key", "unit": "key"},
-            "allowed": [f"file://{self._folder}"], "seed": None, "folder": str(self._folder / "made"),
+            "allowed": [f"file://{self._folder}"], "rules": {}, "seed": None, "folder": str(self._folder / "made"),
             "backbones": None, "device": "cpu",
         }  # fmt: skip
         return Attempt(document=document, log=self._folder / "log", progress=lambda *_: None, ordinals_of=self.answered)

@@ -222,6 +222,49 @@ def test_data_that_cannot_be_had_is_tried_again_and_then_voided(house: Local, ca
     call.verify(population)
 
 
+@pytest.mark.usefixtures("hand")
+def test_how_a_job_ends_says_nothing_about_a_label(house: Local, call: Caller, population: str) -> None:
+    """Ordinal 17 alone has this label. A network that does not fit its row is refused with and without it, at once."""
+    path = house.parts.settings.data / "inputs" / "rare.npz"
+    np.savez(path, x=np.ones((60, 4), dtype=np.float32), y=np.where(np.arange(60) == 17, "rare", "common"))
+    recipe = {"model": "linear", "shape": [3], "learning_rate": 0.1, "label_source": "prior", "label_names": ["rare"]}
+    for scope in ([0, 30], [30, 60], [8, 18], [7, 17]):
+        made = call.ok("POST", "/v1/jobs", job(population, path, recipe=recipe, scope={"ranges": [scope]}))
+        found = until(call, made["id"], lambda now: now["status"] not in {"queued", "running"})
+        assert (found["status"], found["error"], found["attempt"]) == ("failed", "data.shape", 1)
+        assert call.ok("GET", f"/v1/releases/{found['release']}")["status"] == "voided"
+    call.verify(population)
+
+
+@pytest.mark.usefixtures("hand")
+def test_a_worker_reads_neither_what_others_claim_nor_a_file_of_other_people(
+    house: Local, call: Caller, population: str
+) -> None:
+    """Not by a link, which only a worker can see, and not if its ordinals are beyond the population."""
+    folder = house.parts.settings.data / "inputs"
+    for name in ("theirs", "mine"):
+        (folder / name).mkdir()
+    work.rows(folder / "theirs" / "rows.npz")
+    (folder / "mine" / "rows.npz").symlink_to(folder / "theirs" / "rows.npz")
+    x = np.ones((60, 4), dtype=np.float32)
+    np.savez(folder / "far.npz", x=x, y=np.zeros(60, dtype=np.int64), whose=np.arange(60) + 1)
+    owner = people(call)
+    for name, whose in ((owner, "theirs"), (population, "mine")):
+        change = {"reason": "whose", "data": [{"uri": f"{folder / whose}/", "address": "row"}]}
+        call.ok("PUT", f"/v1/populations/{name}/policy", change)
+    far = {"uri": str(folder / "far.npz"), "x": "x", "y": "y", "address": "ordinal", "unit": "whose"}
+    for name, new, ends in (
+        (owner, job(owner, folder / "theirs" / "rows.npz"), ("committed", None)),
+        (population, job(population, folder / "mine" / "rows.npz"), ("failed", "data.unknown")),
+        (stranger := people(call), job(stranger, "") | {"data": far}, ("failed", "data.mismatch")),
+    ):
+        made = call.ok("POST", "/v1/jobs", new)
+        found = until(call, made["id"], lambda now: now["status"] not in {"queued", "running"})
+        assert (found["status"], found["error"]) == ends
+        assert (call.reading(name, 0)["spent"] > 0) == (ends[0] == "committed")
+        call.verify(name)
+
+
 def test_what_a_mechanism_says_when_it_fails_stays_on_the_workers_side(
     house: Local, call: Caller, population: str, uri: Path
 ) -> None:

@@ -18,6 +18,7 @@ from accountant.events import Adjacency, Gaussian, Laplace, NonPrivate
 from accountant.filters import Filter
 from tests.accountant.strategies import ADJACENCIES
 from trainers.catalog import mechanism
+from trainers.columns import DataProblem
 from trainers.mechanisms import a_gem, accuracy, fine_tuning
 from trainers.metrics import average_accuracy, average_forgetting
 from trainers.noise import Noise
@@ -137,7 +138,7 @@ def test_its_price(adjacency: Adjacency) -> None:
 
 
 def test_what_is_missing_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"^data\.y"):
+    with pytest.raises(DataProblem, match=r"^data\.shape$"):
         measured(rows(X, np.empty(0, dtype=np.int64)), Noise.repeatable(0))
     for parameters in ({}, {"noise": "gaussian", "scale": 1.0}, {"scale": 0.0}, {"scale": math.inf}):
         with pytest.raises(InvalidInput, match=r"^parameters"):

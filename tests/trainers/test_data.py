@@ -48,12 +48,13 @@ def rows(
     proposed: Any = range(10),
     admitted: Any = range(10),
     ordinals_of: Callable[[Sequence[str]], NDArray[np.int64]] = by_number,
+    size: int = 1 << 22,
 ) -> Rows:
     allowed = [str(folder)] if isinstance(folder, str) else [f"file://{folder}"]
     document = {"x": "x", "y": "y"} | document
     if not document["uri"].startswith(("/", "memory:", "file:")):
         document["uri"] = f"file://{folder}/{document['uri']}"
-    data = open_data(document, allowed=allowed, ordinals_of=ordinals_of)
+    data = open_data(document, allowed=allowed, ordinals_of=ordinals_of, size=size)
     return data.rows(proposed=BitMap(proposed), admitted=BitMap(admitted))
 
 
@@ -261,6 +262,34 @@ def test_counts_and_names_must_fit(tmp_path: Path) -> None:
     assert rows(tmp_path, {"uri": "arrays/y.npy", "x": []}).y.tolist() == Y.tolist()
 
 
+@pytest.mark.parametrize("scope", [range(10), [3], []])
+def test_a_file_of_other_people_is_refused_as_a_whole(scope: Sequence[int], tmp_path: Path) -> None:
+    """By one ordinal that the population does not have, or by too small a share of its keys; whoever is asked for."""
+    asked: Document = {"proposed": scope, "admitted": scope}
+    by_ordinal = {"uri": "a.npz", "address": "ordinal", "unit": "unit"}
+    for strange in (10, -1, 5_000, 2**40):
+        np.savez(tmp_path / "a.npz", x=X, y=Y, unit=np.where(np.arange(10) == 9, strange, np.arange(10)))
+        assert code(tmp_path, by_ordinal, size=10, **asked) == "data.mismatch"
+        assert strange != 10 or len(rows(tmp_path, by_ordinal, size=11, **asked)) == len(scope) - (9 in scope)
+    np.savez(tmp_path / "a.npz", x=X, y=Y, unit=np.full(10, 2**64 - 1, dtype=np.uint64))
+    assert code(tmp_path, by_ordinal, size=10, **asked) == "data.mismatch"
+    by_key = {"uri": "k.npz", "address": "key", "unit": "unit", "rows_per_unit": 10}
+    for strangers, share, stops in (
+        (5, None, False), (6, None, True), (9, 0.1, False), (1, 0.95, True), (10, 0.01, True),
+    ):  # fmt: skip
+        keys = np.where(np.arange(10) < 10 - strangers, KEYS, [f"stranger {place}" for place in range(10)])
+        np.savez(tmp_path / "k.npz", x=X, y=Y, unit=keys)
+        document = by_key if share is None else by_key | {"known_share": share}
+        if stops:
+            assert code(tmp_path, document, **asked) == "data.mismatch"
+        else:
+            rows(tmp_path, document, **asked)
+    # Keys count, and not rows: one known person with nine rows is one of two.
+    np.savez(tmp_path / "k.npz", x=X, y=Y, unit=np.where(np.arange(10) < 9, "k3", "stranger"))
+    rows(tmp_path, by_key, **asked)
+    assert code(tmp_path, by_key | {"known_share": 0.6}, **asked) == "data.mismatch"
+
+
 def test_a_failing_lookup_is_not_the_files_fault(tmp_path: Path) -> None:
     write(tmp_path)
 
@@ -281,6 +310,8 @@ def test_a_failing_lookup_is_not_the_files_fault(tmp_path: Path) -> None:
         ({"uri": "a.npz", "x": "x", "address": "row", "rows_per_unit": 2}, "data.rows_per_unit"),
         ({"uri": "a.npz", "x": "x", "address": "key", "unit": "u", "first": 3}, "data.first"),
         ({"uri": "a.npz", "x": "x", "rows_per_unit": 0}, "data.rows_per_unit"),
+        ({"uri": "a.npz", "x": "x", "known_share": 0.5}, "data.known_share"),
+        ({"uri": "a.npz", "x": "x", "address": "key", "unit": "u", "known_share": 0}, "data.known_share"),
         ({"uri": "a.npz", "x": "x", "scale": float("nan")}, "data.scale"),
         ({"uri": "a.npz", "x": "x", "password": "?"}, "data.password"),
         ({"uri": "a.npz", "x": 3}, "data.x"),
@@ -304,6 +335,36 @@ def test_the_page_does_what_it_shows(checkout: Path) -> None:
 
 
 # Places
+
+
+def test_what_other_populations_claim_is_not_read_by_any_link(tmp_path: Path) -> None:
+    """A rule is about the place that its address leads to, and so is the address of a job."""
+    for name in ("ours", "theirs", "theirs/shared"):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "a.npz", x=X, y=Y)
+        np.save(tmp_path / name / "x.npy", X)
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    (tmp_path / "ours" / "link.npz").symlink_to(tmp_path / "theirs" / "a.npz")
+
+    def opened(uri: str, *, own: Sequence[str] = (), others: Sequence[str] = ("theirs/",)) -> bool:
+        mine, theirs = ([f"{tmp_path}/{each}" for each in rules] for rules in (own, others))
+        document = {"uri": f"{tmp_path}/{uri}", "x": "x"}
+        try:
+            open_data(document, allowed=[str(tmp_path)], ordinals_of=by_number, size=10, own=mine, others=theirs)
+        except DataProblem as problem:
+            return problem.code != "data.unknown"
+        return True
+
+    assert opened("ours/a.npz")
+    for uri in ("theirs/a.npz", "link/a.npz", "ours/link.npz", "ours/../theirs/a.npz", "theirs/", "link/shared/"):
+        assert not opened(uri)
+        assert opened(uri, others=())
+    assert not opened("theirs/a.npz", others=["link/"])  # whose rule goes by a link
+    assert not opened("theirs/", others=["theirs/x.npy"])  # of the arrays in a folder, one
+    assert opened("theirs/shared/a.npz", own=["theirs/shared/"])
+    assert opened("theirs/a.npz", own=["link/"])
+    assert not opened("theirs/shared/a.npz", own=["theirs/"], others=["theirs/shared/a.npz"])
+    assert opened("ours/a.npz", others=["no address", "s3://a?b"])
 
 
 def test_only_allowed_places_are_read(tmp_path: Path) -> None:
@@ -345,7 +406,7 @@ def test_only_allowed_places_are_read(tmp_path: Path) -> None:
     assert code(inside, at(f"{inside}/pipe.npz")) == "data.missing"  # and it does not wait for a writer
     for uri in ("a.npz", "file://a.npz", "file:a.npz", "../a.npz", "~/a.npz"):
         with pytest.raises(DataProblem, match=r"^data\.unknown$"):
-            open_data({"uri": uri, "x": "x"}, allowed=[f"file://{inside}"], ordinals_of=by_number)
+            open_data({"uri": uri, "x": "x"}, allowed=[f"file://{inside}"], ordinals_of=by_number, size=10)
 
 
 def test_remote_places() -> None:

@@ -122,6 +122,7 @@ def ran(name: str, file: Path, *, device: str = "cpu", without: range | None = N
         {"uri": str(file), "x": "x", "y": "y"},
         allowed=[f"{file.parent}/"],
         ordinals_of=lambda keys: np.full(len(keys), -1, dtype=np.int64),
+        size=2 * TASK,
     )
     given = []
     for place, charge in enumerate(quoted.charges):

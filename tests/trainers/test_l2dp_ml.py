@@ -18,6 +18,7 @@ from accountant.filters import Filter
 from tests.accountant.strategies import ADJACENCIES
 from tests.trainers.streams import Artifact, digits, ran, rows
 from trainers.catalog import mechanism
+from trainers.columns import DataProblem
 from trainers.mechanisms import l2dp_ml_as_published as published
 from trainers.mechanisms.l2dp_ml import classifier, exact_statistics, noisy_statistics, public_map, unit_features
 from trainers.noise import Noise
@@ -223,7 +224,7 @@ def test_statistics_of_other_features_are_not_replayed() -> None:
                 given,
                 inputs={"previous.0": before},
             )
-    with pytest.raises(InvalidInput, match=r"^recipe\.inputs: expected 3, as the data has, got 4"):
+    with pytest.raises(DataProblem, match=r"^data\.shape$"):
         ran("l2dp-ml", EIGHT, recipe(["a"], 4), given)
 
 

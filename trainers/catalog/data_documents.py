@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from accountant.errors import InvalidInput
 from trainers.catalog.parameters import Bounds, Parameter, object_schema, read
 
 MAX_ROWS_PER_UNIT: Final = 10_000
+LOCAL: Final = ("", "file", "local")  # schemes of paths on the worker's own machine
 _TEXT: Final = Bounds(minimum=1, maximum=4096)
 
 DATA: Final[tuple[Parameter, ...]] = (
@@ -57,6 +59,14 @@ DATA: Final[tuple[Parameter, ...]] = (
         default="",
     ),
     Parameter(
+        name="known_share",
+        kind="number",
+        description="share of the keys of the whole file that the population must have; else it is another one's file",
+        bounds=Bounds(exclusive_minimum=0, maximum=1),
+        default=0.5,
+        when=("address", "key"),
+    ),
+    Parameter(
         name="rows_per_unit",
         kind="integer",
         description="how many rows of one datapoint are used at most: the first in the file",
@@ -100,6 +110,41 @@ def data_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Data of a job", **schema}
 
 
+def files(document: Mapping[str, Any]) -> list[str]:
+    """The addresses that are read: that of a file, or those of the arrays in a folder."""
+    uri = str(document["uri"])
+    if not uri.endswith("/"):
+        return [uri]
+    return [f"{uri}{name}.npy" for name in (*document["x"], document["y"], document["unit"]) if name]
+
+
+def spelled(uri: str) -> str:
+    """An address in one spelling, so that the same place compares equal; links are for whoever can see them.
+
+    >>> spelled("file:///data/./b/../a.npz"), spelled("/data//folder/")
+    ('/data/a.npz', '/data/folder/')
+    """
+    scheme, mark, rest = uri.partition("://")
+    if mark and scheme.lower() not in LOCAL:
+        return f"{scheme.lower()}://{rest}"
+    path = rest if mark else uri
+    return "/" + posixpath.normpath(path).lstrip("/") + ("/" if path.endswith("/") and path.strip("/") else "")
+
+
+def covers(rule: str, uri: str) -> bool:
+    """Whether a rule is about this file: by its address, or by that of a folder above it."""
+    return uri == rule or (rule.endswith("/") and uri.startswith(rule))
+
+
+def belongs_to_others(uri: str, *, own: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether rules of other populations say whose the rows of a file are, and none of ours says it as closely.
+
+    All addresses are spelled alike. Where two populations have a rule for the same file, both may read it.
+    """
+    ours, theirs = (max((len(each) for each in rules if covers(each, uri)), default=-1) for rules in (own, others))
+    return theirs > ours
+
+
 def misaddressed(rules: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> str | None:
     """Why a document may not say so whose rows these are; None if it may.
 
@@ -109,9 +154,7 @@ def misaddressed(rules: Sequence[Mapping[str, Any]], document: Mapping[str, Any]
     if not rules:
         return None
     uri = str(document["uri"])
-    covering = [
-        rule for rule in rules if uri == rule["uri"] or (rule["uri"].endswith("/") and uri.startswith(rule["uri"]))
-    ]
+    covering = [rule for rule in rules if covers(rule["uri"], uri)]
     if not covering or ".." in uri.split("/"):
         return f"The policy says whose the rows of files are, and has no rule for {uri!r}."
     rule = max(covering, key=lambda each: len(each["uri"]))

@@ -111,6 +111,7 @@ LABEL_RELEASE: Final = Mechanism(
         ),
     ),
     module="trainers.mechanisms.label_release",
+    reads=("y",),
     pricing=_label_release,
     changing=_label_release_instead,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from accountant.errors import InvalidInput
 from accountant.events import Adjacency, Event, adjacency_of
@@ -12,6 +12,8 @@ from accountant.guarantees import ProofStatus
 from trainers.catalog.parameters import Parameter, object_schema, read
 
 Kind: TypeAlias = Literal["weights", "labels", "prototypes", "window_model", "other"]
+Column: TypeAlias = Literal["x", "y"]
+_COLUMNS: Final[Mapping[Column, str]] = {"x": "the features of a row", "y": "the labels of rows"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,8 @@ class Mechanism:
     `parameters` are what the price depends on. `recipe` is all else that a run needs to know, which is public too, and
     `module` says where its function `run` is: nothing that answers requests imports it. `releases` are the parameters
     of the recipe that hold the id of a committed release ("" if none) or a list of ids: a run builds on their
-    artifacts.
+    artifacts. `reads` is what the data of a run must have, features and labels or one of them: without, there would
+    be noise alone, and people would pay for it.
 
     `changing` gets such parameters, the events of their quote, and others to do instead: it returns what to change.
     """
@@ -93,6 +96,7 @@ class Mechanism:
     recipe: tuple[Parameter, ...] = ()
     module: str | None = None
     releases: tuple[str, ...] = ()
+    reads: tuple[Column, ...] = ("x", "y")
 
     def __post_init__(self) -> None:
         assert set(self.releases) <= {each.name for each in self.recipe}, f"{self.name} builds on what no recipe names"
@@ -125,6 +129,18 @@ class Mechanism:
     def cooked(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """The recipe, checked, with defaults filled in."""
         return read("recipe", self.recipe, recipe)
+
+    def check_data(self, document: Mapping[str, Any]) -> None:
+        """Refuse a data document that does not name what a run reads.
+
+        >>> from trainers.catalog import mechanism
+        >>> mechanism("dp-sgd").check_data({"x": ["x"], "y": ""})
+        Traceback (most recent call last):
+        accountant.errors.InvalidInput: data.y: expected the labels of rows, which dp-sgd reads, got 'nothing'
+        """
+        for column in self.reads:
+            if not document[column]:
+                raise InvalidInput(f"data.{column}", "nothing", f"{_COLUMNS[column]}, which {self.name} reads")
 
     def recipe_schema(self) -> dict[str, Any]:
         """The recipe as JSON Schema, draft 2020-12."""

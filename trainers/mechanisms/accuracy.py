@@ -31,7 +31,7 @@ def run(run: Run) -> Made:
         raise InvalidInput("data.y", "nothing", "the labels that answers are compared with")
     answers = predict(
         released,
-        _whole_batches(rows.x),
+        _whole_batches(rows),
         backbones=run.backbones,
         aggregation=run.recipe["aggregation"],
         device=run.device,
@@ -52,14 +52,14 @@ def run(run: Run) -> Made:
     )
 
 
-def _whole_batches(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The rows, and rows of zeros until the last batch is as large as all others.
+def _whole_batches(rows: Rows) -> NDArray[np.float32]:
+    """The rows, and rows of zeros, in whole batches: as many as the most rows need that there could be, and one.
 
     The last digits of a product depend on how many rows it has. In a batch that grows by one row, all rows that lie on
     the border between two answers could change theirs: a datapoint would move the counts by more than one.
     """
-    whole = np.zeros((-(-len(x) // BATCH) * BATCH, *x.shape[1:]), dtype=np.float32)
-    whole[: len(x)] = x
+    whole = np.zeros((-(-max(1, rows.room) // BATCH) * BATCH, *rows.x.shape[1:]), dtype=np.float32)
+    whole[: len(rows)] = rows.x
     return whole
 
 

@@ -45,6 +45,7 @@ def run(run: Run) -> Made:
         space.indices(rows.y),
         labels=len(space),
         rows_per_unit=rows.rows_per_unit,
+        room=rows.room,
         deviation=float(run.parameters["noise_multiplier"]),
         noise=run.noise,
         device=run.device,
@@ -77,19 +78,22 @@ def noisy_sums(
     deviation: float,
     noise: Noise,
     rows_per_unit: int = 1,
+    room: int = 0,
     device: str = "cpu",
     progress: Progress = lambda _done, _of: None,
 ) -> torch.Tensor:
     """The sum of the normalised rows of each label, on the noise grid: (labels, size), in float64.
 
     Every label gets noise of its own, also one without a row: noise that labels shared would cancel in differences.
-    Rows with index −1 are in no sum.
+    Rows with index −1 are in no sum. There could be `room` rows: so many are worked on, if only zeros, for nothing.
     """
     size = features.shape[1]
     at_a_time = max(1, _CHUNK // size)
     order = np.argsort(index, kind="stable")
     index = index[order]
     sums = torch.empty((labels, size), dtype=torch.float64, device=device)
+    for missing in range(room - int(np.count_nonzero(index >= 0)), 0, -at_a_time):
+        unit_rows(torch.zeros((min(missing, at_a_time), size), device=device), rows_per_unit=rows_per_unit)
     for start in range(0, labels, at_a_time):
         stop = min(start + at_a_time, labels)
         exact = torch.zeros((stop - start, size), dtype=torch.float64, device=device)

@@ -64,14 +64,16 @@ def batch_gradient(module: nn.Module, source: Source, noise: Noise) -> Gradient:
     """The gradient of a sample's mean loss, scaled to at most `clip_norm` as a whole, with noise."""
     parameters = trainable(module)
     rows = source.sample(noise)
-    flat = torch.zeros(sum(each.numel() for each in parameters), device=source.x.device)
-    if len(rows):
-        with torch.enable_grad():
-            loss = cross_entropy(module(source.x[rows]), source.y[rows]).mean()
-        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([each.flatten() for each in found])
-        norm = gradient.norm(dtype=torch.float64)
-        if bool(norm.isfinite()):
-            flat = gradient * min(1.0, (1 - 1e-5) * source.clip_norm / max(float(norm), 1e-300))
+    there = len(rows) > 0
+    with torch.enable_grad():  # the network runs for nobody as for everybody
+        outputs = module(source.x[rows] if there else source.x.new_zeros((1, *source.x.shape[1:])))
+        loss = cross_entropy(outputs, source.y[rows]).mean() if there else 0 * outputs.sum()
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    flat = torch.cat([each.flatten() for each in found])
+    norm = flat.norm(dtype=torch.float64)
+    if bool(norm.isfinite()):
+        flat = flat * min(1.0, (1 - 1e-5) * source.clip_norm / max(float(norm), 1e-300))
+    else:
+        flat = torch.zeros_like(flat)
     noisy = noise.noisy(flat, source.noise_multiplier * source.clip_norm).to(torch.float32)
     return unflattened(noisy, parameters)

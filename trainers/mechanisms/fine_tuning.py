@@ -42,16 +42,16 @@ def descend(run: Run, *, memory_batch: int, follow: Follow) -> Made:
             raise InvalidInput("recipe.start", start.release, "weights over the same labels in the same order")
         load(module, start.tensors)
     module.to(run.device)
-    task, memory = (_labelled(rows, space.indices, run.device) for rows in (run.rows[:1], run.rows[1:]))
+    task = _labelled(run.rows[:1], space.indices, run.device)
+    memory = _labelled(run.rows[1:], space.indices, run.device) if run.rows[1:] else None
     recipe = run.recipe
     move = OPTIMISERS[recipe["optimiser"]](
         trainable(module), learning_rate=recipe["learning_rate"], momentum=recipe["momentum"]
     )
     for step in range(run.parameters["steps"]):
         gradient = _gradient(module, task, run.parameters["batch_size"], run.noise)
-        remembered = _gradient(module, memory, memory_batch, run.noise) if memory_batch else None
-        if gradient is not None:
-            move(follow(gradient, remembered))
+        remembered = None if memory is None else _gradient(module, memory, memory_batch, run.noise)
+        move(follow(gradient, remembered))
         run.progress(step + 1, run.parameters["steps"])
     return Made(
         tensors=state(module),
@@ -66,22 +66,18 @@ def descend(run: Run, *, memory_batch: int, follow: Follow) -> Made:
 
 def _labelled(
     parts: Sequence[Rows], indices: Callable[[np.typing.NDArray[np.generic]], np.typing.NDArray[np.int64]], device: str
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """All rows whose label is in the space; None if there are none."""
-    found = [(torch.from_numpy(rows.x), torch.from_numpy(indices(rows.y))) for rows in parts if len(rows)]
-    kept = [(x[y >= 0], y[y >= 0]) for x, y in found if bool((y >= 0).any())]
-    if not kept:
-        return None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All rows whose label is in the space."""
+    found = [(torch.from_numpy(rows.x), torch.from_numpy(indices(rows.y))) for rows in parts]
+    kept = [(x[y >= 0], y[y >= 0]) for x, y in found]
     return torch.cat([x for x, _ in kept]).to(device), torch.cat([y for _, y in kept]).to(device)
 
 
-def _gradient(
-    module: nn.Module, data: tuple[torch.Tensor, torch.Tensor] | None, size: int, noise: Noise
-) -> Gradient | None:
-    """The mean gradient of a batch that is drawn with replacement."""
-    if data is None:
-        return None
+def _gradient(module: nn.Module, data: tuple[torch.Tensor, torch.Tensor], size: int, noise: Noise) -> Gradient:
+    """The mean gradient of a batch that is drawn with replacement; 0 if there are no rows to draw from."""
     x, y = data
-    batch = torch.from_numpy((noise.words(size) % np.uint64(len(y))).astype(np.int64)).to(x.device)
-    loss = cross_entropy(module(x[batch]), y[batch]).mean()
+    batch = torch.from_numpy((noise.words(size) % np.uint64(max(1, len(y)))).astype(np.int64)).to(x.device)
+    there = len(y) > 0
+    outputs = module(x[batch] if there else x.new_zeros((size, *x.shape[1:])))
+    loss = cross_entropy(outputs, y[batch]).mean() if there else 0 * outputs.sum()
     return list(torch.autograd.grad(loss, trainable(module)))

@@ -53,8 +53,6 @@ def run(run: Run) -> Made:
     known = {name: recipe[name] for name in ("features", "inputs", "size")}
     earlier = [_statistics(run.inputs[f"previous.{place}"], known, place) for place in range(len(recipe["previous"]))]
     [rows] = run.rows
-    if math.prod(rows.x.shape[1:]) != recipe["inputs"]:
-        raise InvalidInput("recipe.inputs", recipe["inputs"], f"{math.prod(rows.x.shape[1:])}, as the data has")
     sums, moments = exact_statistics(rows, space.indices(rows.y), feature_map, labels=len(space), device=run.device)
     own = noisy_statistics(
         space.names,
@@ -99,16 +97,25 @@ def public_map(recipe: Mapping[str, Any], *, device: str = "cpu") -> torch.Tenso
 def exact_statistics(
     rows: Rows, indices: NDArray[np.int64], feature_map: torch.Tensor | None, *, labels: int, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Σ φ for each label and Σ φφᵀ, such that a datapoint adds at most norm 1 to each, however many rows it has."""
+    """Σ φ for each label and Σ φφᵀ, such that a datapoint adds at most norm 1 to each, however many rows it has.
+
+    There are as many chunks, all of one size, as the most rows need that there could be: in place of those that are
+    missing, and of those without a label, stand zeros, whose φ is 0 and adds exactly nothing.
+    """
     size = math.prod(rows.x.shape[1:]) if feature_map is None else feature_map.shape[1]
     sums = torch.zeros((labels, size), dtype=torch.float64, device=device)
     moments = torch.zeros((size, size), dtype=torch.float64, device=device)
-    places = torch.from_numpy(indices).to(device)
-    for start in range(0, len(rows), _CHUNK):
-        label = places[start : start + _CHUNK]
-        x = torch.from_numpy(rows.x[start : start + _CHUNK]).to(device, torch.float64).flatten(1)[label >= 0]
-        unit = unit_features(x, feature_map)
-        sums.index_add_(0, label[label >= 0], unit / rows.rows_per_unit)
+    at_a_time = max(1, min(_CHUNK, rows.room))
+    for start in range(0, max(1, rows.room), at_a_time):
+        given, label = rows.x[start : start + at_a_time], indices[start : start + at_a_time]
+        x = np.zeros((at_a_time, math.prod(rows.x.shape[1:])))
+        x[: len(given)] = given.reshape(len(given), x.shape[1])
+        x[: len(given)][label < 0] = 0
+        unit = unit_features(torch.from_numpy(x).to(device), feature_map)
+        if labels:
+            place = torch.zeros(at_a_time, dtype=torch.int64)
+            place[: len(given)] = torch.from_numpy(label.clip(min=0))
+            sums.index_add_(0, place.to(device), unit / rows.rows_per_unit)
         moments += unit.T @ unit / rows.rows_per_unit
     return sums, moments
 

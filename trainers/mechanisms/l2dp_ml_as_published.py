@@ -77,7 +77,8 @@ def run(run: Run) -> Made:
         if recipe["memory"]:
             kept = torch.from_numpy(run.noise.words(len(x)).argsort()[: recipe["memory"]]).to(run.device)
             memory.append(Perturbed(whole.x[kept], whole.y[kept]))
-        made |= {f"task.{place}.{name}": value.cpu() for name, value in weights._asdict().items()}
+        # A copy: after the last task the same weights are there under another name, and no file holds one place twice.
+        made |= {f"task.{place}.{name}": value.to("cpu", copy=True) for name, value in weights._asdict().items()}
         run.progress(place + 1, len(parameters["tasks"]))
     made |= {name: value.cpu() for name, value in weights._asdict().items()}
     facts = {
