@@ -18,6 +18,8 @@ The facts:
   `adapter`, `shape`, that of a row, and `feature_norm`, the norm at which the head sees features (0 or absent: theirs).
 - `backbone`: `{"name", "digest"}` of the frozen module whose features were trained on; None or absent if rows were
   taken as they are. A backbone of another digest is refused.
+- `label_rules`: how labels of the data are read as these names, newest rules first: `remap`, `remap_rule` and
+  `otherwise` as in a recipe. Absent: labels are the names.
 - `row_norm`: rows are scaled down to at most this L2 norm before they meet the weights; None or absent: they are not.
 
 All of it is public or was released, so predictions on public rows are post-processing and cost nothing.
@@ -35,6 +37,7 @@ import torch
 from accountant.errors import InvalidInput
 from trainers import adapters, models
 from trainers.backbones import chosen
+from trainers.labels import space_of, texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,11 +75,7 @@ def predict(
     are asked: the largest output of any decides (`argmax`); or the largest after each model's median output is taken
     off its outputs (`median`); or the model whose outputs have the least entropy (`entropy`).
     """
-    kinds = {each.facts.get("predictor") for each in released}
-    if len(kinds) != 1 or not kinds <= _SCORES.keys():
-        raise InvalidInput("released", [each.release for each in released], "releases of one kind of predictor")
-    [kind] = kinds
-    asked = [each for each in (released if kind == "adapter" else released[-1:]) if each.facts["labels"]]
+    asked = _asked(released)
     if not asked:
         return np.full(len(x), NO_LABEL)
     names = np.array(list(dict.fromkeys(name for each in asked for name in each.facts["labels"])))
@@ -88,6 +87,38 @@ def predict(
         outputs = [(scores(batch), places) for scores, places in members]
         found[start : start + BATCH] = _decided(outputs, labels=len(names), aggregation=aggregation)
     return names[found]
+
+
+def truths(released: Sequence[Released], y: NDArray[Any]) -> NDArray[np.str_]:
+    """Labels of the data as these releases name them: what `predict` should have said of each row.
+
+    A label is read by the rules that a model was trained under (`facts["label_rules"]`), the newest that know it first;
+    rules for all other labels (`otherwise`) come after all that know it by its name or its beginning. A label that none
+    reads stays as it is, and so does every label if the facts have no rules.
+    """
+    spaces = [
+        (rules, each.facts["labels"])
+        for each in reversed(_asked(released))
+        for rules in each.facts.get("label_rules", [])
+    ]
+    found = np.array(texts(y), dtype=np.object_)
+    unread = np.ones(len(y), dtype=np.bool_)
+    for last in ({"otherwise": ""}, {}):
+        for rules, labels in spaces:
+            names = np.array(labels, dtype=np.object_)
+            index = space_of({"label_source": "released", **rules, **last}, names=labels).indices(y)
+            read = unread & (index >= 0)
+            found[read] = names[index[read]]
+            unread &= ~read
+    return found.astype(np.str_)
+
+
+def _asked(released: Sequence[Released]) -> list[Released]:
+    """Those that decide: all adapters, else the last; without those that know no label."""
+    kinds = {each.facts.get("predictor") for each in released}
+    if len(kinds) != 1 or not kinds <= _SCORES.keys():
+        raise InvalidInput("released", [each.release for each in released], "releases of one kind of predictor")
+    return [each for each in (released if kinds == {"adapter"} else released[-1:]) if each.facts["labels"]]
 
 
 def _decided(
