@@ -51,3 +51,63 @@ def reciprocal(*, size: int) -> nn.Module:
     """One over each number."""
     del size
     return Reciprocal()
+
+
+class Map(nn.Module):  # type: ignore[misc]
+    """Any function of a batch."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x.flatten(1))
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Of the parts of a row to each other, or, in torch's default order of axes, of the rows of a batch."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.reshape(len(x), -1, 8)).flatten(1)
+
+
+def mean_of_the_batch(*, size: int) -> nn.Module:
+    """Rows without what they have in common."""
+    del size
+    return Map(lambda x: x - x.mean(0))
+
+
+def attention_over_the_batch(*, size: int) -> nn.Module:
+    """A layer whose user forgot that the rows come first."""
+    del size
+    return Attention(batch_first=False)
+
+
+def attention_along_a_row(*, size: int) -> nn.Module:
+    """The same, as it should be."""
+    del size
+    return Attention(batch_first=True)
+
+
+def chance(*, size: int) -> nn.Module:
+    """Dropout that was forgotten."""
+    del size
+    return Map(lambda x: nn.functional.dropout(x, training=True))
+
+
+def place(*, size: int) -> nn.Module:
+    """Rows that are told apart by their place."""
+    del size
+    return Map(lambda x: x + torch.arange(len(x))[:, None])
+
+
+def drawn_anew(*, size: int) -> nn.Module:
+    """Weights that nobody fixed."""
+    del size
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8))
