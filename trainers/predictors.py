@@ -73,7 +73,9 @@ def predict(
 
     Where each release contains what came before it, the last one decides. Adapters know a task each, and all of them
     are asked: the largest output of any decides (`argmax`); or the largest after each model's median output is taken
-    off its outputs (`median`); or the model whose outputs have the least entropy (`entropy`).
+    off its outputs (`median`); or the model whose outputs have the least entropy (`entropy`). A model of one label has
+    nothing to compare its output with, and a softmax of one label learns nothing: by `median` and `entropy` it decides
+    only where no other can, and among such the largest output does.
     """
     asked = _asked(released)
     if not asked:
@@ -125,15 +127,17 @@ def _decided(
     outputs: Sequence[tuple[Scores, Sequence[int]]], *, labels: int, aggregation: Aggregation
 ) -> NDArray[np.int64]:
     """Which label each row gets, from what each member says of the labels that it knows."""
+    if all(len(places) == 1 for _, places in outputs):
+        aggregation = "argmax"
     best = np.full((len(outputs), len(outputs[0][0]), labels), -np.inf)
     weight = np.zeros(best.shape[:2])
     for number, (scores, places) in enumerate(outputs):
         said = scores - np.median(scores, axis=1, keepdims=True) if aggregation == "median" else scores
         best[number][:, places] = said
-        if aggregation != "entropy":
-            weight[number] = said.max(axis=1)
-        else:  # a member that knows one label has no doubts, whatever the row: it decides only where no other can
-            weight[number] = -_entropy(scores) if len(places) > 1 else -np.inf
+        if aggregation != "argmax" and len(places) == 1:  # no distance from its own median, and no doubts
+            weight[number] = -np.inf
+        else:
+            weight[number] = said.max(axis=1) if aggregation != "entropy" else -_entropy(scores)
     decides = weight.argmax(axis=0)
     found: NDArray[np.int64] = best[decides, np.arange(best.shape[1])].argmax(axis=1)
     return found

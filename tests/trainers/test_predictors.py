@@ -87,11 +87,17 @@ def test_members_may_share_labels_and_all_are_asked(aggregation: Aggregation) ->
     assert predict([two], X[:2], aggregation=aggregation).tolist() == ["a", "b"]
 
 
-def test_a_member_of_one_label_has_no_say_by_entropy() -> None:
-    single = head([[1.0, 1.0, 1.0]], ["only"])
+@pytest.mark.parametrize("aggregation", ["median", "entropy"])
+def test_a_member_of_one_label_decides_only_where_no_other_can(aggregation: Aggregation) -> None:
+    """Also where the others are undecided, and wherever it stands; among such members the largest output decides."""
+    single = head([[100.0, 100.0, 100.0]], ["only"])
     other = head([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]], ["a", "b"])
-    assert predict([single, other], X[:2], aggregation="entropy").tolist() == ["a", "b"]
-    assert predict([single], X[:2], aggregation="entropy").tolist() == ["only", "only"]
+    for members in ([single, other], [other, single]):
+        assert predict(members, X, aggregation=aggregation).tolist() == ["a", "b", "a"]
+        assert predict(members, X, aggregation="argmax").tolist() == ["only"] * 3
+    assert predict([single], X[:2], aggregation=aggregation).tolist() == ["only", "only"]
+    less = head([[200.0, 0.0, 0.0]], ["less"])
+    assert predict([single, less], X[:2], aggregation=aggregation).tolist() == ["less", "only"]
 
 
 def test_a_changed_backbone_is_refused() -> None:

@@ -35,6 +35,49 @@ def frozen_statistics(*, size: int) -> nn.Module:
     return nn.Sequential(module, nn.Dropout(0.5))
 
 
+def instances(*, size: int) -> nn.Module:
+    """The same with a normalisation of each row by itself."""
+    return _scaled(tiny(size=size, normalised=lambda channels: nn.InstanceNorm2d(channels, affine=True)))
+
+
+def instances_with_statistics(*, size: int) -> nn.Module:
+    """The same with statistics that it came with."""
+    module = tiny(
+        size=size, normalised=lambda channels: nn.InstanceNorm2d(channels, affine=True, track_running_stats=True)
+    )
+    for layer in module.modules():
+        if isinstance(layer, nn.InstanceNorm2d):
+            layer.running_mean.sub_(0.1)
+            layer.running_var.mul_(0.05)
+    return _scaled(module)
+
+
+def volumes(*, size: int) -> nn.Module:
+    """Images as films of one picture, with batch normalisation over three axes."""
+    del size
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        module = nn.Sequential(
+            nn.Unflatten(1, (3, 1)),
+            nn.Conv3d(3, 8, (1, 3, 3), stride=2, padding=(0, 1, 1)),
+            nn.BatchNorm3d(8),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool3d(2),
+            nn.Flatten(),
+        )
+    module[2].running_var.mul_(0.05)
+    return _scaled(module)
+
+
+def _scaled(module: nn.Module) -> nn.Module:
+    """Scales and shifts that are not those of a fresh layer."""
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm3d | nn.InstanceNorm2d):
+            nn.init.constant_(layer.weight, 1.5)
+            nn.init.constant_(layer.bias, 0.2)
+    return module
+
+
 def batch_statistics(*, size: int) -> nn.Module:
     """One that normalises by whatever rows are in the batch."""
     return tiny(size=size, normalised=lambda channels: nn.BatchNorm2d(channels, track_running_stats=False))
