@@ -7,7 +7,7 @@ side: an exact plan is never refused by its own rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
@@ -139,7 +139,7 @@ def calibrate_split(
     *,
     epsilon: float,
     delta: float,
-    n: int | None = None,
+    n: int | Mapping[int, float] | None = None,
     probability: float = 0.99,
     sampling_probability: float = 1.0,
     steps: int = 1,
@@ -147,16 +147,24 @@ def calibrate_split(
 ) -> Split:
     """How to share (ε, δ) between telling which labels exist and training on them, in one sealed release.
 
-    The label release gets the least share with which labels of at least `n` datapoints are told with `probability`;
-    without an `n`, a tenth. The training gets the least noise with which both together keep the promise.
+    The label release gets the least share with which labels of at least `n` datapoints are told with `probability`; or,
+    if `n` is a prior (sizes with weights), labels of such sizes; without an `n`, a tenth. The training gets the least
+    noise with which both together keep the promise.
 
     >>> split = calibrate_split(epsilon=1.0, delta=1e-5, n=500, sampling_probability=0.01, steps=1000)
     >>> round(split.share, 4), round(split.noise_multiplier, 3)
     (0.0295, 1.423)
+    >>> split = calibrate_split(epsilon=1.0, delta=1e-5, n={100: 1, 500: 9}, sampling_probability=0.01, steps=1000)
+    >>> round(split.share, 4), round(split.noise_multiplier, 3)
+    (0.1258, 1.514)
     """
-    share = partition.HEURISTIC_SHARE
-    if n is not None:
-        share = partition.smallest_share(n=n, probability=probability, epsilon=epsilon, delta=delta)
+    match n:
+        case None:
+            share = partition.HEURISTIC_SHARE
+        case Mapping():
+            share = partition.smallest_share_of_prior(sizes=n, probability=probability, epsilon=epsilon, delta=delta)
+        case _:
+            share = partition.smallest_share(n=n, probability=probability, epsilon=epsilon, delta=delta)
     rule = partition.from_share(epsilon=epsilon, delta=delta, share=share)
     labels = PartitionSelection(epsilon=rule.epsilon, delta=rule.delta)
     noise = calibrate_training(

@@ -47,9 +47,9 @@ Scope = Annotated[
 ]
 
 
-def shown(example: dict[str, Any]) -> ConfigDict:
-    """No fields but those that are named, and an example for readers."""
-    return ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
+def shown(*examples: dict[str, Any]) -> ConfigDict:
+    """No fields but those that are named, and examples for readers."""
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [*examples]})
 
 
 class Closed(BaseModel):
@@ -374,15 +374,40 @@ class CalibrationRequest(Closed):
     adjacency: Literal["add_remove", "replace_one"] = "add_remove"
 
 
-class LabelSplitRequest(Closed):
-    """A budget, and the classes that must survive a label release."""
+class ClassSize(Closed):
+    """How large classes may be, and how many of them, in any unit."""
 
-    model_config = shown({"epsilon": 1.0, "delta": 1e-6, "class_size": 200, "probability": 0.99})
+    size: Annotated[int, Field(ge=1, le=10**9, strict=True)]
+    weight: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1.0
+
+
+class Training(Closed):
+    """DP-SGD steps on the labels that are told."""
+
+    sampling_probability: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    steps: Annotated[int, Field(ge=1, le=10**6, strict=True)]
+
+
+class LabelSplitRequest(Closed):
+    """A budget, the classes that must survive a label release (none: a tenth is for it), and the training after it."""
+
+    model_config = shown(
+        {"epsilon": 1.0, "delta": 1e-6, "class_size": 200, "probability": 0.99},
+        {
+            "epsilon": 1.0, "delta": 1e-6, "probability": 0.9, "class_sizes": [
+                {"size": 20, "weight": 5}, {"size": 200, "weight": 35}, {"size": 2000, "weight": 60},
+            ], "training": {"sampling_probability": 0.01, "steps": 1000},
+        },
+        {"epsilon": 1.0, "delta": 1e-6, "training": {"sampling_probability": 0.01, "steps": 1000}},
+    )  # fmt: skip
 
     epsilon: Epsilon
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-    class_size: Annotated[int, Field(ge=1, le=10**9, strict=True)]
-    probability: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    class_size: Annotated[int, Field(ge=1, le=10**9, strict=True)] | None = None
+    class_sizes: Annotated[list[ClassSize], Field(min_length=1, max_length=1000)] | None = None
+    probability: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.99
+    training: Training | None = None
+    adjacency: Literal["add_remove", "replace_one"] = "add_remove"
 
 
 class WhatIf(Closed):

@@ -420,13 +420,13 @@ class _Bar:
         self.step, self.steps = step, steps
 
     def show(self) -> None:
-        """One line that is written over again and again; on no terminal, nothing."""
+        """One line that is written over again and again; on no terminal, nothing. ε is that of the whole release."""
         if not self._shown:
             return
         done = self.step / self.steps if self.steps else 0.0
         taken = time.monotonic() - self._started
         left = f"{taken / done - taken:.0f} s left" if done else "starting"
-        epsilon = "" if self._begun.epsilon is None else f", ε ≤ {self._begun.epsilon:.4g}"
+        epsilon = "" if self._begun.epsilon is None else f", ε ≤ {self._begun.epsilon:.4g} in all"
         bar = "#" * round(20 * done)
         line = f"{self._begun.job} [{bar:<20}] {self.step:,}/{self.steps:,}{epsilon}, {left}"
         sys.stderr.write(f"\r\x1b[K{line}")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from accountant.errors import InvalidInput
+from trainers.models import Affine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _NOTHING: Final = 1e-12  # a row of this norm is left at 0, and its gradient is finite
 _NORMALISATIONS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+#: Their scale and shift are taken out of them, so that rows are clipped as those of any other layer are.
+_OPENED: Final = (nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class Tuned(nn.Module):  # type: ignore[misc]  # torch is not read
@@ -63,6 +66,25 @@ class _Prepared(nn.Module):  # type: ignore[misc]
         return self.module(self._prepare(x))
 
 
+class _Opened(nn.Module):  # type: ignore[misc]
+    """A normalisation without its scale and shift, then these: the same function of a row.
+
+    An instance normalisation looks at one row by itself, unless it keeps running statistics, which stay public.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.affine = Affine(len(layer.weight))
+        with torch.no_grad():
+            self.affine.scale.copy_(layer.weight)
+            self.affine.shift.copy_(layer.bias)
+        self.layer = layer
+        layer.affine, layer.weight, layer.bias = False, None, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.affine(self.layer(x))
+
+
 def last_layer(*, width: int, labels: int, norm: float = 0.0) -> Tuned:
     """A head on features that were computed beforehand."""
     return Tuned(nn.Identity(), width=width, outputs=_outputs(labels), norm=norm)
@@ -71,7 +93,15 @@ def last_layer(*, width: int, labels: int, norm: float = 0.0) -> Tuned:
 def film(backbone: Backbone, *, shape: Sequence[int], labels: int, norm: float = 0.0) -> Tuned:
     """A head, and a scale and a shift for each channel of each normalisation layer (Perez et al. 2018)."""
     body = _Prepared(backbone)
-    tuned = [layer for layer in body.modules() if isinstance(layer, _NORMALISATIONS) and layer.weight is not None]
+    for name, layer in [*body.named_modules()]:
+        if isinstance(layer, _OPENED) and layer.weight is not None:
+            around, _, place = name.rpartition(".")
+            setattr(body.get_submodule(around), place, _Opened(layer))
+    tuned = [
+        layer
+        for layer in body.modules()
+        if isinstance(layer, Affine) or (isinstance(layer, _NORMALISATIONS) and layer.weight is not None)
+    ]
     if not tuned:
         raise InvalidInput(
             "recipe.adapter", "film", f"a backbone with normalisation layers, which {backbone.name} is not"

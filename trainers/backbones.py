@@ -2,7 +2,8 @@
 
 A job names a backbone; code and weights are the worker's. What a backbone makes of a row depends on that row alone:
 the module is in evaluation mode, keeps the statistics that it came with, and sees batches of one shape, so that not
-even rounding tells which rows stood beside it. To apply it is a map on records, and every guarantee passes through it.
+even rounding tells which rows stood beside it. Public rows show whether it is so before any other is looked at. To
+apply it is a map on records, and every guarantee passes through it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 #: Rows that pass a module at a time; a batch that is not full is filled with zeros.
 _BATCH: Final = 64
+_PROBES: Final = 2  # public rows that are looked at in both batches, a small one and a large one
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _FACTORY: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -126,8 +128,11 @@ class Backbone:
 
     @cached_property
     def digest(self) -> str:
-        """What features mean: the factory's path, the hash of the weights, and the preparation of rows."""
-        weights = None if self._weights is None else hashlib.sha256(self._weights).hexdigest()
+        """What features mean: the factory's path, the hash of the weights, and the preparation of rows.
+
+        Without a file the weights are those that the factory made: one that draws them anew is another every time.
+        """
+        weights = _hash_of(self.module) if self._weights is None else hashlib.sha256(self._weights).hexdigest()
         meaning = {
             "factory": self.entry.factory,
             "weights": weights,
@@ -175,14 +180,14 @@ class Backbone:
 
     def width(self, shape: Sequence[int]) -> int:
         """How many features it makes of a row of this shape."""
-        width: int = self._batch(np.zeros((1, *shape), dtype=np.float32)).shape[1]
+        width: int = self._probed(tuple(shape)).shape[1]
         return width
 
     def features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """The features of each row, from the cache where they are there; zeros where any of them is not finite."""
+        probe = self._probed(x.shape[1:])
         if self.cache is None:
             return self._computed(x)
-        probe = self._computed(_probe(x.shape[1:]))
         folder = hashlib.sha256(self.digest.encode() + repr(x.shape[1:]).encode() + probe.tobytes()).hexdigest()
         return FeatureCache(self.cache / folder, size=probe.shape[1]).through(x, self._computed)
 
@@ -192,6 +197,25 @@ class Backbone:
         there = features.any(axis=1)
         y = rows.y[there] if len(rows.y) else rows.y
         return replace(rows, unit=rows.unit[there], x=features[there], y=y)
+
+    @cached_property
+    def _probes(self) -> dict[tuple[int, ...], NDArray[np.float32]]:
+        return {}
+
+    def _probed(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The features of public rows of this shape, which tell one program, device or version from another.
+
+        They must be the same to the bit at the beginning of a batch that is zero and at the end of a full one. Whatever
+        looks at the rows of a batch together, or draws chance of its own, or rounds by place, shows itself there.
+        """
+        if shape not in self._probes:
+            rows = _public_rows(shape)
+            alone, among = self._batch(rows[:_PROBES]), self._batch(rows[::-1])[::-1][:_PROBES]
+            if alone.tobytes() != among.tobytes():
+                sentence = f"What {self.name} makes of a row depends on the rows beside it, or on its place among them."
+                raise BackboneProblem("backbone.statistics", sentence)
+            self._probes[shape] = alone
+        return self._probes[shape]
 
     def _computed(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         batches = [self._batch(x[start : start + _BATCH]) for start in range(0, max(len(x), 1), _BATCH)]
@@ -303,10 +327,23 @@ def _by_channel(values: Sequence[float], rows: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=rows.dtype, device=rows.device).reshape(-1, *(1,) * max(rows.ndim - 2, 0))
 
 
-def _probe(shape: Sequence[int]) -> NDArray[np.float32]:
-    """A public row whose features tell one program, device or version of a library from another."""
-    size = int(np.prod(shape, dtype=np.int64))
-    return (np.arange(size, dtype=np.float32) * 37 % 251).reshape(1, *shape)
+def _public_rows(shape: Sequence[int]) -> NDArray[np.float32]:
+    """A full batch of different rows, every other one small and every other one as large as a photograph's.
+
+    In large numbers a softmax looks at one place alone, and in small ones a unit may be silent.
+    """
+    values = np.random.default_rng(0).integers(256, size=(_BATCH, *shape), dtype=np.uint8)
+    size = np.where(np.arange(_BATCH) % 2, np.float32(1), np.float32(1 / 256))
+    return values.astype(np.float32) * size.reshape(-1, *(1,) * len(shape))
+
+
+def _hash_of(module: nn.Module) -> str:
+    """Of all parameters and buffers, by name, type and shape."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(canonical([name, str(tensor.dtype), list(tensor.shape)]))
+        digest.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 _DEFAULT: Final = Entry(name="default", factory="none:none")

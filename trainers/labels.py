@@ -20,7 +20,7 @@ from accountant.errors import InvalidInput
 from trainers.catalog.label_spaces import check_labels
 
 if TYPE_CHECKING:
-    from trainers.ports import Run
+    from trainers.ports import Released, Run
 
 _TABLE: Final = 1 << 20  # entries that a table may have, however few the labels
 
@@ -39,6 +39,7 @@ class LabelSpace:
     prefix: bool = False
     otherwise: int = -1
     digest: str = ""
+    rules: Mapping[str, Any] = field(default_factory=dict, repr=False)  # as the recipe says them
 
     def __len__(self) -> int:
         return len(self.names)
@@ -57,6 +58,18 @@ class LabelSpace:
             lengths = self._lengths()
             known = [self._longest(label, lengths) for label in texts(found)]
         return np.array(known, dtype=np.int64)[which]
+
+    def facts(self, inputs: Mapping[str, Released]) -> dict[str, Any]:
+        """What an artifact says of its label space: its digest, and the rules by which labels are read.
+
+        `label_rules` are its own and those of all that it builds on, newest first and each once: whoever compares its
+        answers with labels of the data needs them (`trainers.predictors.truths`). They are public, as recipes are.
+        """
+        earlier = [rules for each in reversed([*inputs.values()]) for rules in each.facts.get("label_rules", [])]
+        told: dict[bytes, Any] = {}
+        for rules in (self.rules, *earlier):
+            told.setdefault(canonical(dict(rules)), dict(rules))
+        return {"label_space": self.digest, "label_rules": [*told.values()]}
 
     def _lengths(self) -> list[int]:
         return sorted({len(source) for source in self.sources}, reverse=True)
@@ -97,6 +110,7 @@ def space_of(recipe: Mapping[str, Any], *, names: list[str]) -> LabelSpace:
         prefix=recipe["remap_rule"] == "prefix",
         otherwise=index.get(recipe["otherwise"], -1),
         digest="sha256:" + hashlib.sha256(canonical(rules)).hexdigest(),
+        rules={name: recipe[name] for name in ("remap", "remap_rule", "otherwise")},
     )
 
 

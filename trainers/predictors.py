@@ -18,6 +18,8 @@ The facts:
   `adapter`, `shape`, that of a row, and `feature_norm`, the norm at which the head sees features (0 or absent: theirs).
 - `backbone`: `{"name", "digest"}` of the frozen module whose features were trained on; None or absent if rows were
   taken as they are. A backbone of another digest is refused.
+- `label_rules`: how labels of the data are read as these names, newest rules first: `remap`, `remap_rule` and
+  `otherwise` as in a recipe. Absent: labels are the names.
 - `row_norm`: rows are scaled down to at most this L2 norm before they meet the weights; None or absent: they are not.
 
 All of it is public or was released, so predictions on public rows are post-processing and cost nothing.
@@ -35,6 +37,7 @@ import torch
 from accountant.errors import InvalidInput
 from trainers import adapters, models
 from trainers.backbones import chosen
+from trainers.labels import space_of, texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,13 +73,11 @@ def predict(
 
     Where each release contains what came before it, the last one decides. Adapters know a task each, and all of them
     are asked: the largest output of any decides (`argmax`); or the largest after each model's median output is taken
-    off its outputs (`median`); or the model whose outputs have the least entropy (`entropy`).
+    off its outputs (`median`); or the model whose outputs have the least entropy (`entropy`). A model of one label has
+    nothing to compare its output with, and a softmax of one label learns nothing: by `median` and `entropy` it decides
+    only where no other can, and among such the largest output does.
     """
-    kinds = {each.facts.get("predictor") for each in released}
-    if len(kinds) != 1 or not kinds <= _SCORES.keys():
-        raise InvalidInput("released", [each.release for each in released], "releases of one kind of predictor")
-    [kind] = kinds
-    asked = [each for each in (released if kind == "adapter" else released[-1:]) if each.facts["labels"]]
+    asked = _asked(released)
     if not asked:
         return np.full(len(x), NO_LABEL)
     names = np.array(list(dict.fromkeys(name for each in asked for name in each.facts["labels"])))
@@ -90,19 +91,53 @@ def predict(
     return names[found]
 
 
+def truths(released: Sequence[Released], y: NDArray[Any]) -> NDArray[np.str_]:
+    """Labels of the data as these releases name them: what `predict` should have said of each row.
+
+    A label is read by the rules that a model was trained under (`facts["label_rules"]`), the newest that know it first;
+    rules for all other labels (`otherwise`) come after all that know it by its name or its beginning. A label that none
+    reads stays as it is, and so does every label if the facts have no rules.
+    """
+    spaces = [
+        (rules, each.facts["labels"])
+        for each in reversed(_asked(released))
+        for rules in each.facts.get("label_rules", [])
+    ]
+    found = np.array(texts(y), dtype=np.object_)
+    unread = np.ones(len(y), dtype=np.bool_)
+    for last in ({"otherwise": ""}, {}):
+        for rules, labels in spaces:
+            names = np.array(labels, dtype=np.object_)
+            index = space_of({"label_source": "released", **rules, **last}, names=labels).indices(y)
+            read = unread & (index >= 0)
+            found[read] = names[index[read]]
+            unread &= ~read
+    return found.astype(np.str_)
+
+
+def _asked(released: Sequence[Released]) -> list[Released]:
+    """Those that decide: all adapters, else the last; without those that know no label."""
+    kinds = {each.facts.get("predictor") for each in released}
+    if len(kinds) != 1 or not kinds <= _SCORES.keys():
+        raise InvalidInput("released", [each.release for each in released], "releases of one kind of predictor")
+    return [each for each in (released if kinds == {"adapter"} else released[-1:]) if each.facts["labels"]]
+
+
 def _decided(
     outputs: Sequence[tuple[Scores, Sequence[int]]], *, labels: int, aggregation: Aggregation
 ) -> NDArray[np.int64]:
     """Which label each row gets, from what each member says of the labels that it knows."""
+    if all(len(places) == 1 for _, places in outputs):
+        aggregation = "argmax"
     best = np.full((len(outputs), len(outputs[0][0]), labels), -np.inf)
     weight = np.zeros(best.shape[:2])
     for number, (scores, places) in enumerate(outputs):
         said = scores - np.median(scores, axis=1, keepdims=True) if aggregation == "median" else scores
         best[number][:, places] = said
-        if aggregation != "entropy":
-            weight[number] = said.max(axis=1)
-        else:  # a member that knows one label has no doubts, whatever the row: it decides only where no other can
-            weight[number] = -_entropy(scores) if len(places) > 1 else -np.inf
+        if aggregation != "argmax" and len(places) == 1:  # no distance from its own median, and no doubts
+            weight[number] = -np.inf
+        else:
+            weight[number] = said.max(axis=1) if aggregation != "entropy" else -_entropy(scores)
     decides = weight.argmax(axis=0)
     found: NDArray[np.int64] = best[decides, np.arange(best.shape[1])].argmax(axis=1)
     return found

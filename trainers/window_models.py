@@ -93,7 +93,7 @@ class LinearModels:
         return {
             "predictor": "linear",
             "labels": list(self.space.names),
-            "label_space": self.space.digest,
+            **self.space.facts(self.run.inputs),
             "row_norm": self.objective.radius,
             "backbone": None,
             "modulus": self.objective.modulus,

@@ -10,13 +10,15 @@ labels, and a label that nobody carries is never told. What such a rule costs is
 - `binary_delta` and `sequence_delta` are for any other rule.
 
 A rule's own (ε, δ) holds under add/remove for a datapoint that carries one label. `per_label` and `total` go from there
-to several labels and to replace-one. `from_share` and `smallest_share` advise how much of a budget labels need.
+to several labels and to replace-one. `from_share`, `smallest_share` and `smallest_share_of_prior` advise how much of a
+budget labels need.
 docs/label-release.md gives the reasons.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Final, overload
 
 import numpy as np
@@ -68,12 +70,15 @@ __all__ = [
     "per_label",
     "sequence_delta",
     "smallest_share",
+    "smallest_share_of_prior",
     "threshold",
 ]
 
 #: The part of a budget that label release gets unless someone asks. Where every class has hundreds of records, less
 #: than this already tells all labels (Tobaben, Alrawajfeh, Klasson, Heikkilä, Solin & Honkela, arXiv 2411.04680).
 HEURISTIC_SHARE: Final = 0.1
+
+MAX_PRIOR: Final = 1000  # sizes
 
 _READING_ERROR: Final = 1e-12
 _SEQUENCE_ERROR: Final = 1e-14
@@ -222,8 +227,47 @@ def smallest_share(*, n: int, probability: float, epsilon: float, delta: float) 
             f"{everything.inclusion_probability(n):.3g}, not {probability:g}; labels of "
             f"{everything.smallest_kept(probability=probability)} and more would be told that often"
         )
+    return _least_share(enough, least_part=min(epsilon, delta))
+
+
+def smallest_share_of_prior(*, sizes: Mapping[int, float], probability: float, epsilon: float, delta: float) -> float:
+    """The least share of (ε, δ) that tells a label of unknown size with `probability`; a reading.
+
+    `sizes` is the prior: sizes of classes, each with a weight, in any unit. Counted is a size that is told more likely
+    than not, with its π: less than half may fall as the share grows (see `smallest_share`), and this sum does not, so
+    that there is one least share. What is told on average is that much or more.
+
+    >>> prior = {30: 1.0, 300: 2.0, 3000: 7.0}
+    >>> [
+    ...     round(smallest_share_of_prior(sizes=prior, probability=probability, epsilon=1.0, delta=1e-5), 4)
+    ...     for probability in (0.6, 0.85, 0.99)
+    ... ]
+    [0.004, 0.0385, 0.4322]
+    """
+    probability = real("probability", probability, POSITIVE_PROBABILITY)
+    if not isinstance(sizes, Mapping) or not 0 < len(sizes) <= MAX_PRIOR:
+        raise InvalidInput("sizes", sizes, f"sizes with their weights, one to {MAX_PRIOR} of them")
+    known = np.array([whole("sizes", n, least=1, most=MAX_SIZE) for n in sizes], dtype=np.int64)
+    weights = np.array([real(f"sizes[{n}]", weight, POSITIVE) for n, weight in sizes.items()])
+    weights /= weights.max()  # so that their sum is a number
+    wanted = probability * math.fsum(weights)
+
+    def told(share: float) -> float:
+        probabilities = from_share(epsilon=epsilon, delta=delta, share=share).inclusion_probability(known)
+        return math.fsum(np.where(probabilities >= 0.5, weights * probabilities, 0.0))
+
+    if told(1.0) < wanted:
+        raise Unattainable(
+            f"all of ε = {epsilon:g}, δ = {delta:g} tells a label of these sizes with probability "
+            f"{told(1.0) / math.fsum(weights):.3g}, not {probability:g}"
+        )
+    return _least_share(lambda share: told(share) >= wanted, least_part=min(epsilon, delta))
+
+
+def _least_share(enough: Callable[[float], bool], *, least_part: float) -> float:
+    """Where a share begins to be enough: one is, and so is every larger one."""
     low, high = 0.5, 1.0
-    while low * min(epsilon, delta) >= _SMALLEST_PART and enough(low):
+    while low * least_part >= _SMALLEST_PART and enough(low):
         low, high = low / 2, low
     while high > low * (1 + _SHARE_PRECISION):
         middle = (low + high) / 2

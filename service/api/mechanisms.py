@@ -10,10 +10,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from accountant import calibrate_noise_multiplier
+from accountant.calibration import calibrate_training
 from accountant.engines import account
 from accountant.errors import Unattainable
-from accountant.events import Composed, event_to_json
-from accountant.partition import smallest_share
+from accountant.events import Composed, PartitionSelection, event_to_json
+from accountant.partition import HEURISTIC_SHARE, from_share, smallest_share, smallest_share_of_prior
 from service.api.context import Anyone, Pipeline, Service, problems
 from service.api.releases import proposal_of
 from service.errors import NotFound, Problem
@@ -110,16 +111,50 @@ def calibrate(asked: CalibrationRequest, _actor: Anyone) -> dict[str, Any]:
     return {"noise_multiplier": float(noise), **asked.model_dump()}
 
 
-@router.post("/advice/label-split", responses=problems(), summary="The smallest share for a label release")
+@router.post("/advice/label-split", responses=problems(), summary="How to share a budget between labels and training")
 def label_split(asked: LabelSplitRequest, _actor: Anyone) -> dict[str, Any]:
-    """The share of the budget that keeps classes of this size with this probability."""
+    """The least share that tells classes of one size, or of sizes with weights, with this probability; else a tenth.
+
+    `labels` are the parameters of the label release. With a training, `noise_multiplier` is the least with which both
+    together keep the promise. Sizes are to be guessed: those of the data are as private as the data.
+    """
+    if asked.class_size is not None and asked.class_sizes is not None:
+        raise Problem("invalid", "class_size and class_sizes are two answers to one question.", "class_sizes")
     try:
-        share = smallest_share(
-            n=asked.class_size, probability=asked.probability, epsilon=asked.epsilon, delta=asked.delta
-        )
+        share = _share(asked)
     except Unattainable as problem:
-        raise Problem("invalid", str(problem), "class_size") from None
-    return {"share": share, "epsilon": share * asked.epsilon, **asked.model_dump(exclude={"epsilon"})}
+        raise Problem("invalid", str(problem), "class_size" if asked.class_sizes is None else "class_sizes") from None
+    labels = from_share(epsilon=asked.epsilon, delta=asked.delta, share=share)
+    noise = None
+    if asked.training is not None:
+        try:
+            with _in_turn():
+                noise = calibrate_training(
+                    PartitionSelection(epsilon=labels.epsilon, delta=labels.delta),
+                    epsilon=asked.epsilon,
+                    delta=asked.delta,
+                    sampling_probability=asked.training.sampling_probability,
+                    steps=asked.training.steps,
+                    adjacency=asked.adjacency,
+                )
+        except Unattainable as problem:
+            raise Problem("invalid", str(problem), "epsilon") from None
+    return {
+        "share": share,
+        "labels": {"epsilon": labels.epsilon, "delta": labels.delta},
+        "noise_multiplier": noise,
+        **asked.model_dump(),
+    }
+
+
+def _share(asked: LabelSplitRequest) -> float:
+    promise = {"probability": asked.probability, "epsilon": asked.epsilon, "delta": asked.delta}
+    if asked.class_sizes is not None:
+        sizes: dict[int, float] = {}
+        for each in asked.class_sizes:
+            sizes[each.size] = sizes.get(each.size, 0.0) + each.weight
+        return smallest_share_of_prior(sizes=sizes, **promise)
+    return HEURISTIC_SHARE if asked.class_size is None else smallest_share(n=asked.class_size, **promise)
 
 
 @router.post("/advice/what-if", responses=problems("not-found"), summary="How often a release would still fit")

@@ -12,7 +12,7 @@ import zipfile
 from collections import Counter
 from decimal import Decimal, localcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -38,6 +38,7 @@ from accountant.partition import (
     per_label,
     sequence_delta,
     smallest_share,
+    smallest_share_of_prior,
     threshold,
 )
 from accountant.partition.rules import Sizes
@@ -669,3 +670,45 @@ def test_diagnoses_of_a_hospital(shared_data: Path) -> None:
     never_lost = int(np.sum(sizes >= rule.certain))
     at_most = int(np.sum(sizes >= rule.smallest_kept(probability=0.01)))
     assert never_lost <= rule.expected_labels(sizes) <= at_most + 0.01 * len(sizes)
+
+
+@given(
+    sizes=st.dictionaries(st.integers(1, 3000), st.floats(0.01, 100), min_size=1, max_size=6),
+    probability=st.floats(0.05, 0.99),
+    epsilon=st.floats(0.1, 8),
+    delta=st.floats(1e-9, 1e-3),
+)
+def test_the_share_for_a_prior_is_enough_and_less_is_not(
+    sizes: dict[int, float], probability: float, epsilon: float, delta: float
+) -> None:
+    """By sums of π(n) from the rule itself, over those told more likely than not; all of them are told more."""
+
+    def told(share: float, *, least: float) -> float:
+        rule = from_share(epsilon=epsilon, delta=delta, share=share)
+        each = {n: rule.inclusion_probability(n) for n in sizes}
+        return sum(sizes[n] * p for n, p in each.items() if p >= least) / sum(sizes.values())
+
+    try:
+        share = smallest_share_of_prior(sizes=sizes, probability=probability, epsilon=epsilon, delta=delta)
+    except Unattainable:
+        assert told(1.0, least=0.5) < probability * (1 + 1e-9)
+        return
+    assert told(share, least=0.5) >= probability * (1 - 1e-9)
+    assert told(share, least=0.0) >= told(share, least=0.5)
+    for less in (0.999, 0.9, 0.5, 0.01):
+        assert told(less * share, least=0.5) < probability * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("n", "probability"), [(12, 0.6), (100, 0.9), (2000, 0.99)])
+def test_a_prior_of_one_size_is_that_size(n: int, probability: float) -> None:
+    promise = {"probability": probability, "epsilon": 1.0, "delta": 1e-5}
+    for weight in (1e-3, 1.0, 1e300):
+        assert smallest_share_of_prior(sizes={n: weight}, **promise) == pytest.approx(
+            smallest_share(n=n, **promise), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize("sizes", [{}, {0: 1.0}, {5: 0.0}, {5: -1.0}, {5: math.inf}, {2.5: 1.0}, [5], None])
+def test_what_is_no_prior_is_refused(sizes: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^sizes"):
+        smallest_share_of_prior(sizes=sizes, probability=0.9, epsilon=1.0, delta=1e-5)

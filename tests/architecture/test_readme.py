@@ -1,4 +1,4 @@
-"""The README's examples are executed as they stand."""
+"""The README's examples are executed as they stand, and so are those of the page that goes on from there."""
 
 import doctest
 import json
@@ -16,14 +16,14 @@ import pytest
 from tests.service.terminal import service
 
 
-def blocks(checkout: Path, language: str) -> list[str]:
-    text = (checkout / "README.md").read_text(encoding="utf-8")
+def blocks(checkout: Path, language: str, page: str = "README.md") -> list[str]:
+    text = (checkout / page).read_text(encoding="utf-8")
     return re.findall(rf"^<!-- example[^\n]*-->\n```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def run(examples: list[str]) -> None:
-    """One name space for all, since a reader goes from top to bottom."""
-    names: dict[str, object] = {}
+def run(examples: list[str], names: dict[str, object] | None = None) -> dict[str, object]:
+    """One name space for all, since a reader goes from top to bottom. What it holds in the end."""
+    names = names or {}
     report: list[str] = []
     for block in examples:
         example = doctest.DocTestParser().get_doctest(block, names, "README.md", "README.md", 0)
@@ -31,15 +31,17 @@ def run(examples: list[str]) -> None:
         doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=report.append, clear_globs=False)
         names = example.globs
     assert not report, "".join(report)
+    return names
 
 
 def needs_service(block: str) -> bool:
     return "stint." in block
 
 
-def test_every_python_block_is_an_example(checkout: Path) -> None:
-    text = (checkout / "README.md").read_text(encoding="utf-8")
-    assert text.count("```python\n") == len(blocks(checkout, "python"))
+@pytest.mark.parametrize("page", ["README.md", "docs/models.md"])
+def test_every_python_block_is_an_example(checkout: Path, page: str) -> None:
+    text = (checkout / page).read_text(encoding="utf-8")
+    assert text.count("```python\n") == len(blocks(checkout, "python", page)) > 0
 
 
 def test_the_examples_do_what_they_show(checkout: Path) -> None:
@@ -62,8 +64,9 @@ def test_the_first_five_minutes_with_the_service(
         answers = documents(shell(checkout, tmp_path, curl))
         assert [answer.get("status") for answer in answers] == ["open", None, None, "held", None]
         assert answers[-1]["epsilon"]["held"] > 0
-        run([block for block in blocks(checkout, "python") if needs_service(block)])
+        names = run([block for block in blocks(checkout, "python") if needs_service(block)])
         shown = shell(checkout, tmp_path, command_line)
+        run(blocks(checkout, "python", "docs/models.md"), names)
     assert shown.startswith("clinic-a: 100,000 datapoints, 1 tasks, 4 releases, open.")
     for expected in ("by prv\n", "dry run: admitted", "clinic-a: ok, ", "\nsk_"):
         assert expected in shown

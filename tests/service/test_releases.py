@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
+from accountant import account, calibrate_split
 from accountant.book import bitmap_to
+from accountant.calibration import dp_sgd
+from accountant.events import Composed
 from service.operations import keys, releases
 from service.sweeper import sweep
 from tests.service.fixtures_behaviour import DP_ONLY, PRIOR, Caller, House, gaussian, pure
@@ -511,6 +514,40 @@ def test_calibration_and_label_split(house: House) -> None:
     assert 0 < split["share"] < 1
     impossible = {"epsilon": 1.0, "delta": 1e-5, "class_size": 1, "probability": 0.9}
     assert house.pipeline.post("/v1/advice/label-split", impossible, status=422)["field"] == "class_size"
+
+
+def test_a_budget_is_shared_by_a_prior_on_class_sizes(house: House) -> None:
+    """The answer is two jobs; priced as one release they keep the promise, and hardly less would."""
+    promise: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
+    training: dict[str, Any] = {"sampling_probability": 0.01, "steps": 1000}
+    prior = [{"size": 50, "weight": 5}, {"size": 500, "weight": 45}, {"size": 50}, {"size": 5000, "weight": 49}]
+    given: dict[str, Any]
+    shares = []
+    for given, expected in (
+        ({"class_sizes": prior, "probability": 0.9}, {50: 6.0, 500: 45.0, 5000: 49.0}),
+        ({"class_size": 500, "probability": 0.9}, 500),
+        ({}, None),
+    ):
+        answer = house.pipeline.post("/v1/advice/label-split", {**promise, **given, "training": training})
+        split = calibrate_split(**promise, n=expected, probability=0.9, **training)
+        assert answer["share"] == split.share
+        shares.append(answer["share"])
+        assert answer["labels"] == {"epsilon": split.labels.epsilon, "delta": split.labels.delta}
+        assert answer["noise_multiplier"] == split.noise_multiplier
+        events = [split.labels, dp_sgd(noise_multiplier=answer["noise_multiplier"], **training)]
+        assert 0.99 < account(Composed(events=tuple(events)), delta=1e-5).upper <= 1.0
+    assert shares[-1] == 0.1  # nobody said how large classes are
+    alone = house.pipeline.post("/v1/advice/label-split", {**promise, "class_sizes": prior, "probability": 0.5})
+    assert alone["noise_multiplier"] is None
+    for wrong, field in (
+        ({"class_sizes": prior, "class_size": 5}, "class_sizes"),
+        ({"class_sizes": [{"size": 1}]}, "class_sizes"),
+        ({"class_sizes": []}, "class_sizes"),
+        ({"class_sizes": [{"size": 5, "weight": 0}]}, "class_sizes.0.weight"),
+        ({"class_size": 500, "probability": 0.4}, "probability"),
+        ({"training": {"steps": 5}}, "training.sampling_probability"),
+    ):
+        assert house.pipeline.post("/v1/advice/label-split", {**promise, **wrong}, status=422)["field"] == field, wrong
 
 
 def test_what_if_says_how_often_it_would_fit(house: House) -> None:

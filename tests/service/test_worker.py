@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import time
@@ -319,6 +323,48 @@ def test_a_running_job_is_cancelled_and_its_worker_goes_on(alone: Local, tmp_pat
     assert staged(house) == []
     call.ok("POST", f"/v1/jobs/{following['id']}/cancel")
     call.verify(population)
+
+
+def test_on_a_terminal_a_bar_shows_steps_epsilon_and_the_time_left(alone: Local, tmp_path: Path) -> None:
+    """On a real one; elsewhere there are lines and nothing is written over."""
+    call, population, uri = alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="bar"))
+    ours, theirs = pty.openpty()
+    process = worker(alone.parts, "--queue", "bar", "--once", planted=f"gate={tmp_path / 'gate'}", errors=theirs)
+    os.close(theirs)
+    try:
+        shown = seen(ours, "left")
+        (tmp_path / "gate").touch()
+        shown += seen(ours, "committed")
+        assert process.wait(work.SECONDS) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+    epsilon = call.ok("GET", f"/v1/jobs/{made['id']}")["epsilon"]["after"]
+    found = re.findall(r"\r\x1b\[K\S+ \[([# ]{20})\] 1/4, ε ≤ (\S+) in all, (\d+) s left", shown)
+    assert found, shown
+    bar, said, _ = found[-1]
+    assert bar == "#####" + " " * 15
+    assert float(said) == pytest.approx(epsilon, rel=1e-3)
+    assert "\r\x1b[K" in shown[shown.index("s left") :]  # cleared before the next line
+    second = call.ok("POST", "/v1/jobs", job(population, uri, queue="bar"))
+    quiet = ended(worker(alone.parts, "--queue", "bar", "--once"))
+    assert call.ok("GET", f"/v1/jobs/{second['id']}")["status"] == "committed"
+    assert "\x1b" not in quiet
+    assert "left" not in quiet
+
+
+def seen(terminal: int, wanted: str) -> str:
+    """What is written to a terminal, until this is."""
+    text, ends = b"", time.monotonic() + work.SECONDS
+    while wanted.encode() not in text:
+        assert time.monotonic() < ends, text
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                text += os.read(terminal, 4096)
+            except OSError:  # nobody holds its other end
+                raise AssertionError(text) from None
+    return text.decode()
 
 
 def test_a_worker_that_is_killed_at_any_moment_leaves_one_commit_or_none(alone: Local, tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ def job(population: str, uri: object, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def worker(parts: Parts, *words: str, planted: str = "", **variables: str) -> subprocess.Popen[str]:
+def worker(
+    parts: Parts, *words: str, planted: str = "", errors: int = subprocess.PIPE, **variables: str
+) -> subprocess.Popen[str]:
     """`stint worker …` on the database of these parts, with faults planted in it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("STINT_", "DATABASE_"))}
     environment = kept | {
@@ -73,7 +75,7 @@ def worker(parts: Parts, *words: str, planted: str = "", **variables: str) -> su
         cwd=ROOT,
         env=environment,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
     )
 

@@ -83,6 +83,35 @@ def test_right_and_wrong_answers_are_counted() -> None:
     assert facts["accuracy"] == pytest.approx(1, abs=1e-4)
 
 
+#: The rules of a hierarchy of codes: what begins with 250 is read as 250, except for one child.
+CODES: dict[str, Any] = {"remap": [{"from": "250.9", "to": "428"}], "remap_rule": "prefix", "otherwise": ""}
+
+
+def test_labels_are_read_as_in_training() -> None:
+    """By remap, by the beginning, by what all others are read as; and what a release built on is read as before."""
+    x = [[-1, 0], [-2, 0], [1, 0], [2, 0], [3, 0]]
+    y = ["250.83", "250", "428.1", "250.9", "V57"]  # the model says 250, 250, 428, 428, 428
+    plain = MODEL.facts | {"labels": ["250", "428"]}
+    for rules, right in (
+        ([CODES], 4),
+        ([CODES | {"otherwise": "428"}], 5),
+        ([CODES | {"remap": []}], 3),
+        ([CODES | {"remap_rule": "exact"}], 2),
+        ([{"remap": [], "remap_rule": "exact", "otherwise": "428"}, CODES], 5),
+        ([], 1),
+        (None, 1),
+    ):
+        model = Artifact("r1", plain | ({} if rules is None else {"label_rules": rules}), MODEL.tensors)
+        facts = measured(rows(x, y), Noise.repeatable(0), models=(model,), scale=1e-6)
+        assert (round(facts["correct"]), round(facts["wrong"])) == (right, 5 - right), rules
+
+
+def test_where_no_label_was_released_nobody_is_right() -> None:
+    silent = Artifact("r1", {"predictor": "linear", "labels": [], "label_rules": [CODES]}, {})
+    facts = measured(rows(X, ["250", "", "a", "b"]), Noise.repeatable(0), models=(silent,), scale=1e-6)
+    assert (round(facts["correct"]), round(facts["wrong"])) == (0, 4)
+
+
 def test_a_row_is_answered_alike_whoever_else_is_there() -> None:
     """Rows on the border between two labels: how products round there must not depend on the number of rows."""
     chance = np.random.default_rng(0)

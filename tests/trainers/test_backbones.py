@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from accountant import InvalidInput
 from tests.trainers import tiny_backbones
@@ -111,6 +112,30 @@ def test_statistics_of_a_batch_are_refused_and_those_of_the_backbone_are_not_tou
     assert all(torch.equal(before[name], value) for name, value in frozen.module.state_dict().items())
 
 
+@pytest.mark.parametrize("kind", ["mean_of_the_batch", "attention_over_the_batch", "chance", "place"])
+def test_features_that_are_not_of_one_row_alone_are_refused(kind: str) -> None:
+    """Whatever mixes rows, before any but public ones are looked at: also for an empty task."""
+    mixing = Backbone(Entry(name="mixing", factory=f"tests.trainers.tiny_backbones:{kind}"))
+    for rows in (np.ones((3, 16), dtype=np.float32), np.ones((0, 16), dtype=np.float32)):
+        with pytest.raises(BackboneProblem) as caught:
+            mixing.features(rows)
+        assert caught.value.code == "backbone.statistics"
+    with pytest.raises(BackboneProblem):
+        mixing.width([16])
+    along = Backbone(Entry(name="along", factory="tests.trainers.tiny_backbones:attention_along_a_row"))
+    assert along.features(np.ones((3, 16), dtype=np.float32)).shape == (3, 16)
+
+
+def test_without_a_file_the_digest_is_of_the_weights_that_were_made() -> None:
+    random = Entry(name="random", factory="tests.trainers.tiny_backbones:drawn_anew")
+    one, two = Backbone(random), Backbone(random)
+    assert one.digest != two.digest
+    with pytest.raises(BackboneProblem) as caught:
+        chosen({"random": two}, "random", digest=one.digest)
+    assert caught.value.code == "backbone.changed"
+    assert Backbone(TINY).digest == Backbone(TINY).digest
+
+
 # Features
 
 
@@ -160,9 +185,9 @@ def test_the_cache_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Backbone, "_computed", counted)
     again = Backbone(TINY, cache=tmp_path / "features")
     assert np.array_equal(again.features(np.concatenate([x, x[:5]])), np.concatenate([truth, truth[:5]]))
-    assert computed == [1, 50]  # the probe, and what was new
+    assert computed == [50]  # what was new
     assert np.array_equal(again.features(x), truth)
-    assert computed == [1, 50, 1]
+    assert computed == [50]
 
 
 def test_the_cache_is_for_the_worker_alone_and_may_break(tmp_path: Path) -> None:
@@ -183,12 +208,16 @@ def test_another_program_under_the_same_digest_has_another_cache(
 ) -> None:
     """A new version of a library computes something else, and must not meet what the old one left."""
     x = images(5)
-    Backbone(TINY, cache=tmp_path).features(x)
-    other = tiny_backbones.frozen_statistics(size=16)
+    torch.save(tiny_backbones.tiny(size=16).state_dict(), tmp_path / "tiny.pth")
+    fixed = replace(TINY, weights=tmp_path / "tiny.pth")
+    before = Backbone(fixed, cache=tmp_path / "features")
+    truth = before.features(x)
+    other = tiny_backbones.tiny(size=16, normalised=lambda channels: nn.GroupNorm(4, channels))
     monkeypatch.setattr(tiny_backbones, "tiny", lambda **_: other)
-    changed = Backbone(TINY, cache=tmp_path)
-    assert changed.digest == Backbone(TINY).digest
-    assert np.array_equal(changed.features(x), Backbone(TINY).features(x))
+    changed = Backbone(fixed, cache=tmp_path / "features")
+    assert changed.digest == before.digest
+    assert np.array_equal(changed.features(x), Backbone(fixed).features(x))
+    assert not np.array_equal(changed.features(x), truth)
 
 
 def test_efficientnet_lite0_is_the_published_one(shared_data: Path) -> None:

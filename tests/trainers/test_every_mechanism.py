@@ -163,6 +163,8 @@ def test_it_runs_where_the_job_runs(name: str, file: Path, device: str) -> None:
     assert made.tensors or name in {"label-release", "accuracy"}
     assert all(bool(tensor.isfinite().all()) for tensor in made.tensors.values())
     assert {tensor.device.type for tensor in made.tensors.values()} <= {"cpu"}, "an artifact is of no device"
+    if "predictor" in made.facts:
+        assert made.facts["label_rules"] == [{"remap": [], "remap_rule": "exact", "otherwise": ""}]
 
 
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if CATALOG[name].proof_status == "proved"])

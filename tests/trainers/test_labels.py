@@ -186,3 +186,17 @@ def test_a_public_list_of_categories_covers_all_diagnoses(shared_data: Path) -> 
         assert index == (-1 if code == "?" else by_hand[whole.zfill(3) if whole.isdigit() else whole])
     assert 0 < np.count_nonzero(found < 0) < 100  # the missing ones
     assert texts(distinct(codes)[0][:1]) == ["10"]
+
+
+def test_an_artifact_says_by_what_rules_labels_were_read() -> None:
+    """Its own first, then those of all that it builds on, each once; a stream under one set of rules has one."""
+    first = prior(["a"], remap_rule="prefix")
+    then = prior(["a"], remap=[{"from": "x", "to": "a"}], otherwise="a")
+    plain = {"remap": [], "remap_rule": "prefix", "otherwise": ""}
+    other = {"remap": [{"from": "x", "to": "a"}], "remap_rule": "exact", "otherwise": "a"}
+    one = Told(first.facts({}))
+    assert one.facts == {"label_space": first.digest, "label_rules": [plain]}
+    assert first.facts({"previous": one})["label_rules"] == [plain]
+    two = Told(then.facts({"previous": one, "labels_release": Told({"labels": ["a"]})}))
+    assert two.facts["label_rules"] == [other, plain]
+    assert first.facts({"start": two})["label_rules"] == [plain, other]

@@ -25,7 +25,10 @@ from trainers.noise import Noise
 from trainers.predictors import predict
 
 BATCH_NORMALISED = replace(TINY, name="bn", factory="tests.trainers.tiny_backbones:frozen_statistics")
-BACKBONES = {"tiny": Backbone(TINY), "bn": Backbone(BATCH_NORMALISED)}
+BACKBONES = {"tiny": Backbone(TINY), "bn": Backbone(BATCH_NORMALISED)} | {
+    name: Backbone(replace(TINY, name=name, factory=f"tests.trainers.tiny_backbones:{name}"))
+    for name in ("instances", "instances_with_statistics", "volumes")
+}
 QUIET = {"noise_multiplier": 0.05, "sampling_probability": 1.0, "steps": 25, "clip_norm": 1.0}
 
 
@@ -68,6 +71,21 @@ def test_it_learns_and_the_backbone_stays_as_it_was(adapter: str, backbone: str,
     assert made.facts["backbone"] == BACKBONES[backbone].document
 
 
+@pytest.mark.parametrize("backbone", ["instances", "instances_with_statistics", "volumes"])
+def test_film_tunes_every_kind_of_normalisation(backbone: str) -> None:
+    x, y = coloured(60, seed=1)
+    before = {name: value.clone() for name, value in BACKBONES[backbone].module.state_dict().items()}
+    made = member(x, y, adapter="film", backbone=backbone, parameters={"steps": 10})
+    trained = [name for name in made.tensors if not name.startswith("head.")]
+    assert len(trained) == (2 if backbone == "volumes" else 4)
+    assert {name.rpartition(".")[2] for name in trained} == {"scale", "shift"}
+    assert all(torch.equal(before[name], value) for name, value in BACKBONES[backbone].module.state_dict().items())
+    assert all((made.tensors[name] != (1.5 if name.endswith("scale") else 0.2)).any() for name in trained)
+    test_x, test_y = coloured(40, seed=2)
+    right = (predict([made], test_x, backbones=BACKBONES) == test_y).mean()
+    assert right > 0.8 or backbone == "instances", "a mean colour is what is taken off each row there"
+
+
 def test_no_label_is_preferred_before_the_first_step() -> None:
     for module in (last_layer(width=5, labels=3), film(BACKBONES["tiny"], shape=(12, 12, 3), labels=3)):
         x = torch.randn(4, 5) if module.head.in_features == 5 else torch.from_numpy(images(4))
@@ -75,18 +93,19 @@ def test_no_label_is_preferred_before_the_first_step() -> None:
         assert module.head.out_features == 3
 
 
-def test_film_starts_as_the_backbone_and_stays_in_evaluation_mode() -> None:
-    backbone = BACKBONES["bn"]
+@pytest.mark.parametrize("name", ["bn", "instances", "instances_with_statistics", "volumes"])
+def test_film_starts_as_the_backbone_and_stays_in_evaluation_mode(name: str) -> None:
+    backbone = BACKBONES[name]
     module = film(backbone, shape=(12, 12, 3), labels=2)
     module.train()
     x = images(9)
     with torch.no_grad():
         inside = module.body(torch.from_numpy(x)).numpy()
-    assert inside == pytest.approx(backbone.features(x), abs=1e-6)
+    assert inside == pytest.approx(backbone.features(x), abs=1e-6, rel=1e-5)
     assert not any(layer.training for layer in module.body.modules())
 
 
-@pytest.mark.parametrize("backbone", ["tiny", "bn"])
+@pytest.mark.parametrize("backbone", [*BACKBONES])
 def test_each_row_of_film_is_clipped_by_itself(backbone: str) -> None:
     """Against a gradient computed for each row alone."""
     module = film(BACKBONES[backbone], shape=(12, 12, 3), labels=2)

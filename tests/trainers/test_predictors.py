@@ -13,7 +13,7 @@ from tests.trainers.artifacts_in_memory import Artifact
 from tests.trainers.test_backbones import TINY, images
 from trainers import models
 from trainers.backbones import Backbone, BackboneProblem
-from trainers.predictors import AGGREGATIONS, PREDICTORS, Aggregation, predict
+from trainers.predictors import AGGREGATIONS, PREDICTORS, Aggregation, predict, truths
 
 X = np.eye(3, dtype=np.float32)
 
@@ -87,11 +87,17 @@ def test_members_may_share_labels_and_all_are_asked(aggregation: Aggregation) ->
     assert predict([two], X[:2], aggregation=aggregation).tolist() == ["a", "b"]
 
 
-def test_a_member_of_one_label_has_no_say_by_entropy() -> None:
-    single = head([[1.0, 1.0, 1.0]], ["only"])
+@pytest.mark.parametrize("aggregation", ["median", "entropy"])
+def test_a_member_of_one_label_decides_only_where_no_other_can(aggregation: Aggregation) -> None:
+    """Also where the others are undecided, and wherever it stands; among such members the largest output decides."""
+    single = head([[100.0, 100.0, 100.0]], ["only"])
     other = head([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]], ["a", "b"])
-    assert predict([single, other], X[:2], aggregation="entropy").tolist() == ["a", "b"]
-    assert predict([single], X[:2], aggregation="entropy").tolist() == ["only", "only"]
+    for members in ([single, other], [other, single]):
+        assert predict(members, X, aggregation=aggregation).tolist() == ["a", "b", "a"]
+        assert predict(members, X, aggregation="argmax").tolist() == ["only"] * 3
+    assert predict([single], X[:2], aggregation=aggregation).tolist() == ["only", "only"]
+    less = head([[200.0, 0.0, 0.0]], ["less"])
+    assert predict([single, less], X[:2], aggregation=aggregation).tolist() == ["less", "only"]
 
 
 def test_a_changed_backbone_is_refused() -> None:
@@ -114,3 +120,17 @@ def test_releases_of_different_kinds_or_of_none_are_refused() -> None:
             predict(wrong, X)
     assert set(PREDICTORS) == {"network", "cosine", "adapter", "linear"}
     assert predict([cosine], X[:0]).tolist() == []
+
+
+def test_labels_are_read_by_the_rules_of_the_models_that_decide() -> None:
+    """Members know their own: the newest that names a label reads it, and only then those that read all others."""
+    exact: dict[str, Any] = {"remap": [], "remap_rule": "exact", "otherwise": ""}
+    prefix = exact | {"remap_rule": "prefix"}
+    old = artifact("adapter", {}, labels=["250"], label_rules=[prefix])
+    new = artifact("adapter", {}, labels=["other"], label_rules=[exact | {"otherwise": "other"}])
+    assert truths([old, new], np.array(["250.1", "7", "other", "250"])).tolist() == ["250", "other", "other", "250"]
+    assert truths([old], np.array([2501, 7])).tolist() == ["250", "7"]  # whole numbers are their decimals
+    last = artifact("cosine", {}, labels=["a"], label_rules=[exact])
+    first = artifact("cosine", {}, labels=["b"], label_rules=[prefix])
+    assert truths([first, last], np.array(["bb", "a", "ab"])).tolist() == ["bb", "a", "ab"]  # the last alone decides
+    assert truths([last], np.array([], dtype=np.str_)).shape == (0,)

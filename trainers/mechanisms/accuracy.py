@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from accountant.errors import InvalidInput
-from trainers.labels import texts
 from trainers.noise import on_grid
 from trainers.ports import Made
-from trainers.predictors import BATCH, predict
+from trainers.predictors import BATCH, NO_LABEL, predict, truths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 def run(run: Run) -> Made:
     """Noisy counts of right and of wrong answers, each row of a datapoint counting for its share of one.
 
+    Labels are read by the rules that the models were trained under, which are public and look at one row at a time.
     A label that no model knows is answered wrongly, as is every row where no label was released. The share of right
     answers is taken of the noisy counts and not of the slots, since how many of those are null is private.
     """
@@ -36,7 +36,7 @@ def run(run: Run) -> Made:
         aggregation=run.recipe["aggregation"],
         device=run.device,
     )[: len(rows)]
-    right = np.array(texts(rows.y), dtype=np.str_) == answers if len(rows) else np.zeros(0, dtype=np.bool_)
+    right = (truths(released, rows.y) == answers) & (answers != NO_LABEL)
     noisy = _noisy(torch.tensor(_shares(right, rows), dtype=torch.float64), run)
     run.progress(1, 1)
     correct, wrong = noisy.tolist()

@@ -52,7 +52,7 @@ def run(run: Run) -> Made:
         progress=run.progress,
     )
     names, sums = _added(before, space.names, sums)
-    facts = {"predictor": "cosine", "labels": list(names), "backbone": backbone, "label_space": space.digest}
+    facts = {"predictor": "cosine", "labels": list(names), "backbone": backbone, **space.facts(run.inputs)}
     return Made(tensors={"sums": sums.to("cpu")}, facts=facts)
 
 

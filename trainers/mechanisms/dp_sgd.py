@@ -69,7 +69,7 @@ def run(run: Run) -> Made:
         facts={
             "predictor": "network",
             "labels": list(space.names),
-            "label_space": space.digest,
+            **space.facts(run.inputs),
             "recipe": {name: run.recipe[name] for name in ("model", "hidden", "shape")},
         },
     )

@@ -91,7 +91,7 @@ def made(module: nn.Module, run: Run, space: LabelSpace) -> Made:
     facts: dict[str, Any] = {
         "predictor": "network",
         "labels": list(space.names),
-        "label_space": space.digest,
+        **space.facts(run.inputs),
         "recipe": {name: run.recipe[name] for name in ("model", "hidden", "shape")},
         "backbone": None,
     }

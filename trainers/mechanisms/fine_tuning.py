@@ -58,7 +58,7 @@ def descend(run: Run, *, memory_batch: int, follow: Follow) -> Made:
         facts={
             "predictor": "network",
             "labels": list(space.names),
-            "label_space": space.digest,
+            **space.facts(run.inputs),
             "recipe": {name: recipe[name] for name in ("model", "hidden", "shape")},
         },
     )

@@ -75,7 +75,7 @@ def run(run: Run) -> Made:
             "labels": list(labels),
             "row_norm": None,
             "backbone": None,
-            "label_space": space.digest,
+            **space.facts(run.inputs),
             "statistics": {**known, "labels": list(own.labels), "deviation": own.deviation},
         },
     )

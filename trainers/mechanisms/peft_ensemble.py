@@ -51,7 +51,7 @@ def run(run: Run) -> Made:
     facts = {
         "predictor": "adapter",
         "labels": list(space.names),
-        "label_space": space.digest,
+        **space.facts(run.inputs),
         "recipe": {"adapter": run.recipe["adapter"], "shape": list(rows.x.shape[1:]), "feature_norm": norm},
         "backbone": document,
     }
