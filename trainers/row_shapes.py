@@ -38,7 +38,7 @@ def _fits_model(shape: tuple[int, ...], released: Released) -> bool:
     built, kind = facts.get("recipe") or {}, str(facts.get("predictor"))
     if kind == "network" or (kind == "adapter" and built["adapter"] == "film"):
         return shape == tuple(built["shape"])
-    if facts.get("backbone") or kind not in _WEIGHTS:
+    if facts.get("backbone") or kind not in _WEIGHTS or not facts.get("labels"):  # without labels nothing is asked
         return math.prod(shape) > 0
     return bool(math.prod(shape) == tensors[_WEIGHTS[kind]].shape[1])
 
