@@ -295,16 +295,7 @@ def features_of(run: Run) -> tuple[dict[str, str] | None, list[Rows]]:
     if run.recipe["backbone"]:
         backbone = chosen(run.backbones, run.recipe["backbone"])
         return backbone.document, [backbone.featured(rows) for rows in run.rows]
-    flat = [replace(rows, x=rows.x.reshape(len(rows), math.prod(rows.x.shape[1:]))) for rows in run.rows]
-    if any(rows.x.shape[1] != run.recipe["feature_size"] for rows in flat):
-        raise InvalidInput("recipe.feature_size", run.recipe["feature_size"], "as many numbers as a row has")
-    return None, flat
-
-
-def check_labelled(rows: Rows) -> None:
-    """Refuse data without labels, which its document says."""
-    if len(rows.y) != len(rows):
-        raise InvalidInput("data.y", "nothing", "the labels of the rows")
+    return None, [replace(rows, x=rows.x.reshape(len(rows), math.prod(rows.x.shape[1:]))) for rows in run.rows]
 
 
 def efficientnet_lite0(*, size: int) -> nn.Module:

@@ -116,7 +116,8 @@ def test_a_column_of_another_type_is_refused_whoever_has_a_row(column: str, tmp_
         "whose": pa.array(range(8)),
     }
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
-    data = {"uri": str(tmp_path / "rows.parquet"), "x": column, "y": "y", "address": "ordinal", "unit": "whose"}
+    x = column if column == "x" else [column] * SIZE  # so many of them have the shape of a row
+    data = {"uri": str(tmp_path / "rows.parquet"), "x": x, "y": "y", "address": "ordinal", "unit": "whose"}
     ends = [
         outcome("cosine-classifier", data, tmp_path / str(start), place=range(start, start + 8)) for start in (0, 8)
     ]

@@ -21,6 +21,7 @@ from trainers.adapters import film, last_layer, restore, tensors
 from trainers.backbones import Backbone, BackboneProblem
 from trainers.catalog import mechanism
 from trainers.clipping import clipped_sum
+from trainers.columns import DataProblem
 from trainers.noise import Noise
 from trainers.predictors import predict
 
@@ -162,7 +163,7 @@ def test_what_does_not_fit_is_refused() -> None:
         member(x, y, backbone="other")
     with pytest.raises(BackboneProblem):  # without a backbone there is nothing to tune
         member(x, y, backbone="", feature_size=432, adapter="film")
-    with pytest.raises(InvalidInput, match=r"recipe\.feature_size"):
+    with pytest.raises(DataProblem, match=r"^data\.shape$"):
         member(x, y, backbone="", feature_size=3)
     reciprocal = Backbone(replace(TINY, name="r", factory="tests.trainers.tiny_backbones:reciprocal"))
     with pytest.raises(InvalidInput, match=r"recipe\.adapter"):
@@ -195,7 +196,7 @@ def test_data_without_labels_is_refused(name: str) -> None:
     training = name == "peft-ensemble"
     parameters = QUIET if training else {"noise_multiplier": 1.0}
     rows = replace(rows_of(images(3), [0, 1, 2]), y=np.array([], dtype=np.int64))
-    with pytest.raises(InvalidInput, match=r"data\.y"):
+    with pytest.raises(DataProblem, match=r"^data\.shape$"):
         released(
             name,
             parameters,

@@ -27,6 +27,7 @@ from service.operations.releases import Proposal, propose
 from service.store.writer import stamp
 from tests.accountant.strategies import ADJACENCIES
 from trainers.catalog import mechanism
+from trainers.columns import DataProblem
 from trainers.erm import Objective, fit
 from trainers.noise import Noise
 from trainers.ports import Made, Rows, Run
@@ -145,9 +146,8 @@ def test_a_step_without_the_models_it_leans_on_is_refused() -> None:
     run, _ = run_of("sliding-window", step("sliding-window", 1), previous=first, bias=False)
     with pytest.raises(InvalidInput, match=r"^recipe\.previous: expected a linear model of 5 weights"):
         module.run(run)
-    run, _ = run_of("sliding-window", step("sliding-window", 1), previous=first, shape=[SIZE, 1])
-    with pytest.raises(InvalidInput, match=r"^recipe\.shape"):
-        module.run(run)
+    with pytest.raises(DataProblem, match=r"^data\.shape$"):
+        run_of("sliding-window", step("sliding-window", 1), previous=first, shape=[SIZE, 1])
 
 
 def test_labels_of_an_earlier_model_are_found_by_name() -> None:

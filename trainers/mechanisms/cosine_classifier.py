@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from accountant.errors import InvalidInput
-from trainers.backbones import check_labelled, features_of
+from trainers.backbones import features_of
 from trainers.labels import label_space
 from trainers.ports import Made
 
@@ -37,7 +37,6 @@ def run(run: Run) -> Made:
     """
     space = label_space(run)
     backbone, [rows] = features_of(run)
-    check_labelled(rows)
     before = run.inputs.get("previous") if run.recipe["previous"] else None
     _check(before, backbone, size=rows.x.shape[1])
     sums = noisy_sums(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainers.adapters import film, last_layer, tensors
-from trainers.backbones import check_labelled, chosen, features_of
+from trainers.backbones import chosen, features_of
 from trainers.labels import label_space
 from trainers.ports import Made
 from trainers.private_sgd import Source, train
@@ -28,7 +28,6 @@ def run(run: Run) -> Made:
     else:
         document, [rows] = features_of(run)  # type: ignore[assignment]  # rows may be features already
         module = last_layer(width=rows.x.shape[1], labels=len(space), norm=norm)
-    check_labelled(rows)
     source = Source.of(
         rows,
         space.indices(rows.y),
