@@ -15,6 +15,7 @@ from service.dashboard import charts
 from service.dashboard.charts import Interval, Rates
 from service.dashboard.decisions import carried_out, must_be_confirmed
 from service.dashboard.pages import Asked, Data, Done, action, page
+from service.dashboard.policies import lifting
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
 from service.operations import empirical
@@ -179,4 +180,8 @@ def one(audit: Audit, parts: Service, actor: Reader) -> Data:
     """One audit: its plan, which was logged first, and what came of it."""
     found = audits_api.get(audit, parts, actor)
     plans = {plan.name: plan.what for plan in offered(found["mechanism"])} if found["mechanism"] in CATALOG else {}
-    return {**found, "what": plans.get(found["audit"], ""), "may_lift": may(actor, populations_api.change_policy)}
+    return {
+        **found,
+        "what": plans.get(found["audit"], ""),
+        "lift": lifting(found["population"], audit) if may(actor, populations_api.change_policy) else None,
+    }
