@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 
 from accountant.audit.findings import SEVERITIES
 from accountant.errors import AccountantError
+from service.api import ledger as ledger_api
 from service.api import populations as populations_api
 from service.api.context import Service
 from service.api.populations import Population
@@ -16,7 +17,7 @@ from service.dashboard.decisions import carried_out, must_be_confirmed, reason_o
 from service.dashboard.pages import Asked, Data, Done, action, address, page, problem_of
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
-from service.operations import policies, populations
+from service.operations import keys, policies, populations
 from service.operations.keys import Actor
 from service.schemas import PolicyChange
 from trainers.catalog import CATALOG
@@ -46,14 +47,21 @@ _BECOMES = {
     template="policy.html",
 )
 def policy(population: Population, parts: Service, actor: Reader) -> Data:
-    """The policy of now in words, what it says of every mechanism, and every version with its reason."""
+    """The policy of now in words, what it says of every mechanism, and every version.
+
+    Who changed it, why and by which entry is said to whoever may read the ledger.
+    """
     found = policies.versions(parts.database, population)
+    if not (reads := may(actor, ledger_api.entries)):
+        found = [{**each, "actor": None, "reason": None, "number": None} for each in found]
     with parts.books.read(population) as book:
         return {
             **_standing(book),
             "text": found[0]["text"],
             "versions": found,
             "mechanisms": _mechanisms(book),
+            "reads_ledger": reads,
+            "names": keys.names(parts.database, [each["actor"] for each in found]) if reads else {},
             "may_change": may(actor, populations_api.change_policy, populations_api.change_status),
         }
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
 from service.printed import down, moment, up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Every state that a page shows: its word, its tone (a colour, never alone) and its icon.
 STATES: Final[dict[str, tuple[str, str, str]]] = {
@@ -129,6 +132,17 @@ def short(text: str, length: int = 12) -> Markup:
     return Markup('<code class="short" title="{}">{}…</code>').format(text, text[:length])
 
 
+def who(actor: str, names: Mapping[str, str]) -> Markup:
+    """Who did something: the name of the key, and beside it the end of its id, since names may be given twice.
+
+    >>> str(who("sweeper", {}))
+    '<code>sweeper</code>'
+    """
+    if actor not in names:
+        return code(actor)
+    return Markup('{} <code class="short" title="{}">…{}</code>').format(names[actor], actor, actor[-6:])
+
+
 def told(text: str, release: str | None) -> Markup:
     """The words of an entry, with its release as a link and digests as long as a person reads them."""
     pieces = []
@@ -152,4 +166,5 @@ def code(text: object) -> Markup:
 FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
+    "who": who,
 }  # fmt: skip

@@ -19,7 +19,7 @@ from service.store.once import Answers, once
 from service.store.writer import Answer, stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection, TextClause
 
@@ -43,6 +43,7 @@ _LIST = text(
     "SELECT id, name, prefix, roles, created_at, expires_at, revoked, last_used_at FROM api_key "
     'WHERE id COLLATE "C" > :after ORDER BY id COLLATE "C" LIMIT :limit'
 )
+_NAMES = text("SELECT id, name FROM api_key WHERE id = ANY(:ids)")
 _REVOKE = text("UPDATE api_key SET revoked = true WHERE id = :id RETURNING id")
 
 
@@ -131,6 +132,12 @@ def listed(database: Database, *, after: str, limit: int) -> list[dict[str, Any]
     """The next keys, oldest first, without their secrets; their ids sort by time."""
     with database.transaction() as connection:
         return [_shown(row) for row in connection.execute(_LIST, {"after": after, "limit": limit}).mappings()]
+
+
+def names(database: Database, ids: Iterable[str]) -> dict[str, str]:
+    """What those of these that are keys are called. An entry names a key by its id, which says little to people."""
+    with database.transaction() as connection:
+        return {row.id: row.name for row in connection.execute(_NAMES, {"ids": sorted(set(ids))})}
 
 
 def revoke(database: Database, identity: str) -> None:
