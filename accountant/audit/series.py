@@ -91,9 +91,12 @@ def planned_body(
     by: str,
     on_violation: OnViolation,
     seed: str,
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """The entry that plans audit `number` of a population."""
+    said = {} if reason is None else {"reason": reason}
     return {
+        **said,
         "kind": "audit.planned",
         "audit": audit,
         "number": number,

@@ -51,6 +51,9 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _NOTICE_SECONDS: Final = 60
+#: What htmx brings up to date beside the part that it swaps where the state of a page changes: what was refused (which
+#: every part brings along), and where the same data is.
+BESIDE: Final = "#said:innerHTML,#as-json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +239,7 @@ def rendered(
         problem=problem,
         request_id=getattr(request.state, "request_id", ""),
         form=form,
+        swapped=request.headers.get("hx-target", "") if "hx-request" in request.headers else None,
         **more,
     )  # fmt: skip
     response = HTMLResponse(text, status_code=status, headers=dict(HEADERS))
@@ -296,7 +300,7 @@ def environment() -> Environment:
     made.filters |= words.FILTERS
     made.globals |= {
         "static": static, "state": words.state, "icon": words.icon, "plural": words.plural, "address": address,
-        "json_address": json_address, "may": may,
+        "json_address": json_address, "may": may, "BESIDE": BESIDE,
     }  # fmt: skip
     return made
 

@@ -18,6 +18,7 @@ from service.api.populations import Population
 from service.api.releases import ReleaseId
 from service.cursors import cursor_of, number_from
 from service.dashboard import labels
+from service.dashboard.decisions import must_be_confirmed
 from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
@@ -226,6 +227,7 @@ def _settling(release: ReleaseId, parts: Service, actor: Settler) -> dict[str, A
 )
 async def commit(asked: Asked) -> Done:
     """What was held is spent, for good."""
+    must_be_confirmed(asked)
     digest, uri = asked.form.text("sha256"), asked.form.text("uri")
     artifact = None if digest is None else Artifact(sha256=digest, uri=uri)
     done = Commit(artifact=artifact, reason=_reason(asked))

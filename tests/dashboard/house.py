@@ -141,8 +141,8 @@ def _audits(stint: Stint, parts: Parts) -> dict[str, str]:
         planned = stint.start_audit(CLINIC, mechanism=mechanism, audit=audit, samples=samples)
         begun = empirical.begin(parts.database, planned["id"], worker="a worker", lease_seconds=3600)
         assert begun is not None
-        scores = _scores(planned, shift=shift)
-        operation = empirical.conclude(audit=planned["id"], token=begun.token, found=scores)
+        found_by_it = scores(planned, shift=shift)
+        operation = empirical.conclude(audit=planned["id"], token=begun.token, found=found_by_it)
         queued = Operation(population=CLINIC, actor="worker", decide=operation, idempotency=None, uses_sql=True)
         parts.writer.submit(queued).result(60)
         assert stint.empirical_audit(planned["id"])["verdict"] == name
@@ -151,7 +151,8 @@ def _audits(stint: Stint, parts: Parts) -> dict[str, str]:
     return found
 
 
-def _scores(planned: dict[str, Any], *, shift: float) -> dict[str, Any]:
+def scores(planned: dict[str, Any], *, shift: float) -> dict[str, Any]:
+    """What an attack found whose scores are those of two normals, so far apart."""
     rng = np.random.default_rng(7)
     half = planned["samples"] // 2
     inside, outside = rng.normal(shift, 1.0, half), rng.normal(0.0, 1.0, half)

@@ -162,6 +162,10 @@ def test_a_hold_is_settled_once_for_a_reason_that_the_ledger_keeps(
     visitor.sign_in(key_of(service, "officer")["secret"])
     made = [call.propose(population, ({"task": "t"}, EVENT))["id"] for _ in range(2)]
     fields = {**visitor.form(f"/releases/{made[0]}/commit"), "reason": "the model is in production"}
+    unsure = visitor.post(f"/releases/{made[0]}/commit", fields)
+    assert unsure.status_code == 422
+    assert "that you mean it" in unsure.text
+    fields["sure"] = "yes"
     for _ in range(2):
         done = visitor.post(f"/releases/{made[0]}/commit", fields)
         assert done.status_code in {303, 409}
