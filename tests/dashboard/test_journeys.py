@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.dashboard.browser import Sight
-from tests.dashboard.house import CLINIC, PATIENT, House
+from tests.dashboard.house import CLINIC, FROZEN, LOW, PATIENT, SPENT, House, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,21 +29,42 @@ def officer(browser: Browser, house: House) -> Iterator[Sight]:
     opened.context.close()
 
 
-def test_find_the_population_in_trouble(officer: Sight) -> None:
-    page = officer.open("/overview")
-    first = page.locator("section[aria-labelledby=populations] tbody tr").first
-    assert CLINIC in first.inner_text() or "demo" in first.inner_text()
-    page.get_by_role("link", name=CLINIC, exact=True).first.click()
-    page.wait_for_url(f"**/populations/{CLINIC}/budget")
-    words = page.locator("main").inner_text()
-    assert "spent" in words
-    assert "available" in words
-    officer.is_content()
+def test_find_the_population_in_trouble(browser: Browser, troubled: Trouble) -> None:
+    """The answer is no, it says why, and whoever has nothing left stands first."""
+    sight = Sight.of(browser, "light", url=troubled.url, key=troubled.keys["officer"])
+    page = sight.open("/overview")
+    verdict = page.locator(".verdict")
+    assert "bad" in (verdict.get_attribute("class") or "").split()
+    assert "Not for certain" in verdict.inner_text()
+    assert f"an audit disproved dp-sgd, by which {FROZEN} released" in verdict.inner_text()
+    rows = page.locator("section[aria-labelledby=populations] tbody tr")
+    names = [each.partition("\n")[0].strip() for each in rows.locator("th").all_inner_texts()]
+    assert [name.split(" ")[0].split("\t")[0] for name in names] == [SPENT, LOW, FROZEN, "calm-lab"]
+    standing = {name: rows.nth(place).inner_text() for place, name in enumerate((SPENT, LOW, FROZEN, "calm-lab"))}
+    assert "exhausted" in standing[SPENT]
+    assert "60 over the policy" in standing[SPENT]
+    assert "running low" in standing[LOW]
+    assert "inside" in standing["calm-lab"]
+    assert "frozen" in standing[FROZEN]
+    page.get_by_role("link", name=SPENT, exact=True).first.click()
+    page.wait_for_url(f"**/populations/{SPENT}/budget")
+    words = page.locator("section[aria-labelledby=worst]").inner_text()
+    assert "0.8 spent" in words
+    assert "0 available" in words
+    sight.is_content()
+    sight.context.close()
 
 
 def test_explain_why_a_release_was_denied(officer: Sight, house: House) -> None:
-    page = officer.open(f"/populations/{CLINIC}/releases?status=denied")
-    page.locator(f"a[href='/releases/{house.denied}']").first.click()
+    """From the first page, by what an officer sees and clicks."""
+    page = officer.open("/overview")
+    page.get_by_role("link", name=CLINIC, exact=True).first.click()
+    page.wait_for_url(f"**/populations/{CLINIC}/budget")
+    page.get_by_role("navigation", name=f"Population {CLINIC}").get_by_role("link", name="Releases").click()
+    page.wait_for_url("**/releases")
+    page.get_by_label("Outcome").select_option("denied")
+    page.wait_for_url("**status=denied**")
+    page.locator(f"#results a[href='/releases/{house.denied}']").click()
     page.wait_for_url(f"**/releases/{house.denied}")
     words = page.locator("main").inner_text()
     assert "denied" in words

@@ -9,10 +9,9 @@ import httpx
 import pytest
 
 from service.client import Stint
-from service.operations import empirical, jobs
-from service.store.writer import Operation
+from service.operations import jobs
 from tests.dashboard.browser import Sight
-from tests.dashboard.house import CLINIC, House, scores
+from tests.dashboard.house import CLINIC, House, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,11 +143,7 @@ def test_an_audit_is_watched_until_its_verdict(sight: Sight, house: House) -> No
     page = sight.open(f"/audits/{planned['id']}")
     without_reload(sight)
     assert page.locator("#found").count() == 0
-    begun = empirical.begin(house.parts.database, planned["id"], worker="a worker", lease_seconds=3600)
-    assert begun is not None
-    decide = empirical.conclude(audit=planned["id"], token=begun.token, found=scores(planned, shift=0.5))
-    operation = Operation(population="trial", actor="worker", decide=decide, idempotency=None, uses_sql=True)
-    house.parts.writer.submit(operation).result(60)
+    conclude(house.parts, planned, shift=0.5)
     page.locator("#found-numbers").wait_for()  # the whole page, once, when there is more to show
     assert page.locator("svg").count() > 0
     assert was_swapped(sight)
