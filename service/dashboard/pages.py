@@ -25,7 +25,17 @@ from accountant.errors import AccountantError
 from service.api.context import Parts, parts_of
 from service.dashboard import words
 from service.dashboard.sessions import utc_now
-from service.dashboard.visitors import Form, as_in, cookie_name, drop_cookie, filled, may, sessions_of, set_cookie
+from service.dashboard.visitors import (
+    Form,
+    as_in,
+    cookie_name,
+    drop_cookie,
+    filled,
+    is_secure,
+    may,
+    sessions_of,
+    set_cookie,
+)
 from service.errors import NotFound, Problem
 from service.middleware import as_problem
 from service.operations.keys import Actor
@@ -239,6 +249,7 @@ def rendered(
         problem=problem,
         request_id=getattr(request.state, "request_id", ""),
         form=form,
+        site_address=f"{'https' if is_secure(request) else 'http'}://{request.headers.get('host', '')}",
         swapped=request.headers.get("hx-target", "") if "hx-request" in request.headers else None,
         **more,
     )  # fmt: skip

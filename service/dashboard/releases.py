@@ -70,6 +70,7 @@ def listed(
             before=number_from(cursor),
             limit=PAGE,
         )
+        unit = book.unit
         counts: dict[str, int] = {}
         mechanisms: set[str] = set()
         findings: set[str] = set()
@@ -81,6 +82,7 @@ def listed(
     costs = epsilons(parts, [each["id"] for each in items])
     return {
         "population": population,
+        "unit": unit,
         "filter": {"status": status, "kind": kind, "task": task, "mechanism": mechanism, "finding": finding},
         "counts": counts,
         "mechanisms": sorted(mechanisms),

@@ -153,6 +153,14 @@ key_entry = Table(
     Column("body", LargeBinary, nullable=False),
 )
 
+#: Sessions of the dashboard that somebody ended before their time.
+ended_session = Table(
+    "ended_session",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("until", _AT, nullable=False),
+)
+
 #: Work that a worker of ours does under a hold: what was asked, who is at it, and how far it is.
 job = Table(
     "job",

@@ -68,7 +68,9 @@ def test_explain_why_a_release_was_denied(officer: Sight, house: House) -> None:
     page.wait_for_url(f"**/releases/{house.denied}")
     words = page.locator("main").inner_text()
     assert "denied" in words
-    assert "would bring 50 datapoints" in words  # the reason
+    assert "It would have brought 50 datapoints to ε ≤ " in words  # what, in a sentence
+    assert "50 datapoints would be at ε ≤ " in words  # the reason
+    assert "nats" not in words  # unless somebody wants to know
     assert "would be admitted" in words  # the advice
     officer.is_content()
 
@@ -141,6 +143,12 @@ def test_a_stranger_checks_a_certificate_and_learns_nothing_else(browser: Browse
         page.get_by_role("button", name="Check it").click()
         assert "genuine" in page.locator("#verdict h2").inner_text()
         stranger.photograph("verify-genuine")
+        said = page.locator("#verdict").inner_text()
+        alone, life = said.index("This release alone"), said.index("Everything ever released about one user, together")
+        assert re.search(r"ε ≤ 0\.\d+ \(δ = 1e-06, per user, with or without one user, upper bound\)", said[alone:life])
+        assert "Whoever has seen this release and no other, knows" in said[alone:life]
+        assert "ε ≤ 1.5 (δ = 1e-06, per user, with or without one user, upper bound)" in said[life:]
+        assert "Whoever has seen every release, knows" in said[life:]
         broken = house.certificate.replace(b"A", b"B", 1).decode()
         page.get_by_label("Or its text").fill(broken)
         page.get_by_role("button", name="Check it").click()
