@@ -65,8 +65,7 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     if budget["histogram"]:
         drawn["histogram"] = charts.histogram(
             name="histogram", title="How much datapoints have behind them",
-            bins=[charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"])
-                  for each in budget["histogram"]],
+            bins=_bins(budget),
             budget=budget["budget"]["epsilon"],
         )  # fmt: skip
     if budget["tasks"]:
@@ -93,6 +92,15 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
             refused=refused,
         )  # fmt: skip
     return drawn
+
+
+def _bins(budget: Mapping[str, Any]) -> list[charts.Bin]:
+    """The histogram; its last bin has everybody who is beyond, and ends where the worst-off is."""
+    bins = [charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"]) for each in budget["histogram"]]
+    worst = budget["worst_off"]
+    reached = sum(each for each in (worst["spent"], worst["held"]) if each is not None)
+    last = bins[-1]
+    return [*bins[:-1], charts.Bin(lower=last.lower, upper=max(last.upper, reached), count=last.count)]
 
 
 def over_time(history: list[dict[str, Any]]) -> list[charts.Reading]:

@@ -39,6 +39,9 @@ PATIENT = "patient-0017"
 PATIENTS = 200
 
 
+_NAMES = {"officer": "an officer", "auditor": "an auditor", "pipeline": "a pipeline", "worker": "a worker"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class House:
     """Where it is, who may come in, and the names of what happened."""
@@ -66,7 +69,7 @@ def house() -> Iterator[House]:
         with _serving(parts) as url, Stint(url, key) as stint:
             demo.seed(stint)
             roles = ("officer", "auditor", "pipeline", "worker")
-            made = {role: stint.create_key(f"an {role}", roles=[role], reason="the first day") for role in roles}
+            made = {role: stint.create_key(_NAMES[role], roles=[role], reason="the first day") for role in roles}
             secrets = {role: each["secret"] for role, each in made.items()}
             officer = made["officer"]["id"]
             yield House(url=url, key=key, parts=parts, keys=secrets, officer_id=officer, **_clinic(stint, parts))
@@ -94,7 +97,7 @@ def trouble() -> Iterator[Trouble]:
         assert key is not None
         with _serving(parts) as url, Stint(url, key) as stint:
             roles = ("officer", "auditor", "pipeline", "worker")
-            secrets = {role: stint.create_key(f"an {role}", roles=[role])["secret"] for role in roles}
+            secrets = {role: stint.create_key(_NAMES[role], roles=[role])["secret"] for role in roles}
             for name, spent in ((LOW, 0.95), (SPENT, 0.8), ("calm-lab", 0.1)):
                 _charged(stint, name, {"kind": "pure_dp", "epsilon": spent})
             stint.change_policy(SPENT, epsilon=0.5, reason="The board asked for more caution.")

@@ -55,7 +55,7 @@ def test_a_filter_swaps_the_table_its_address_and_where_the_data_is(sight: Sight
     assert page.locator("#results").inner_text() == shown  # the state is in the address
     page.go_back()
     page.wait_for_url("**/releases")
-    assert page.get_by_label("Outcome").input_value() == ""
+    page.wait_for_function("document.querySelector('#f-status').value === ''")
     assert page.locator("#results tbody tr").count() > len(outcomes)
     sight.is_content()
 
