@@ -709,22 +709,27 @@ def register(*, population: str, file: str, form: str | None, as_json: bool) -> 
 @click.option("--data", type=click.Path(path_type=Path), help="Read the embedded PostgreSQL of this folder itself.")
 @_json_option
 def verify(*, names: Sequence[str], database: str | None, data: Path | None, as_json: bool) -> int:
-    """Rebuild populations (all, if none is named) from their logs, and compare; exit 1 if something does not agree."""
+    """Rebuild populations from their logs, and compare; exit 1 if something does not agree.
+
+    If none is named: all of them, and the log of keys.
+    """
     if database is not None or data is not None:
         found = _verified_offline(names, database, data)
     else:
         with _client() as client:
             chosen = names or [each["name"] for each in client.populations()]
-            found = [client.verify(name) for name in chosen]
+            found = [client.verify(name) for name in chosen] + ([] if names else [client.verify_keys()])
     if as_json:
         _echo_json(found)
     else:
         for each in found:
-            counted = f"{each['entries']:,} entries, {each['cohorts']:,} cohorts, {each['checkpoints']:,} checkpoints"
-            click.echo(f"{each['population']}: {'ok' if each['ok'] else 'NOT OK'}, {counted}")
+            cohorts = f" {each['cohorts']:,} cohorts," if "cohorts" in each else ""
+            counted = f"{each['entries']:,} entries,{cohorts} {each['checkpoints']:,} checkpoints"
+            called = each["population"] if "population" in each else f"The log of {each['log']}"
+            click.echo(f"{called}: {'ok' if each['ok'] else 'NOT OK'}, {counted}")
             for line in [*each["problems"], *(f"Note: {note}" for note in each.get("notes", []))]:
                 click.echo(f"  {line}")
-        if not found:
+        if not any("population" in each for each in found):
             click.echo("There is no population.")
     return FINE if all(each["ok"] for each in found) else NOT_OK
 
@@ -743,7 +748,8 @@ def _verified_offline(names: Sequence[str], database: str | None, data: Path | N
         with opened.transaction() as connection:
             known = connection.execute(text("SELECT name FROM population ORDER BY name")).scalars().all()
         try:
-            return [evidence.verify(opened, None, name, trusted=trusted) for name in names or known]
+            found = [evidence.verify(opened, None, name, trusted=trusted) for name in names or known]
+            return found + ([] if names else [evidence.verify_keys(opened, trusted=trusted)])
         except Problem as problem:
             raise StintError(problem.document("offline")) from None
 
@@ -815,6 +821,7 @@ def keys() -> None:
     type=click.Choice(["pipeline", "officer", "auditor", "worker", "admin"]),
 )  # fmt: skip
 @click.option("--days", type=float, help="After so many days it opens nothing.")
+@click.option("--reason", help="Kept in the log of keys.")
 @click.option("--database", metavar="URL", help="Write into this PostgreSQL itself: for whoever lost the admin key.")
 @click.option("--data", type=click.Path(path_type=Path), help="The same, for the embedded PostgreSQL of this folder.")
 @_json_option
@@ -823,6 +830,7 @@ def create_key(
     name: str,
     roles: Sequence[str],
     days: float | None,
+    reason: str | None,
     database: str | None,
     data: Path | None,
     as_json: bool,
@@ -832,10 +840,10 @@ def create_key(
         from service.operations import keys as key_operations  # noqa: PLC0415
 
         with _offline(database, data) as opened:
-            made = key_operations.create(opened, name=name, roles=roles, expires_in_days=days)
+            made = key_operations.create(opened, name=name, roles=roles, expires_in_days=days, reason=reason)
     else:
         with _client() as client:
-            made = client.create_key(name, roles=roles, expires_in_days=days)
+            made = client.create_key(name, roles=roles, expires_in_days=days, reason=reason)
     if as_json:
         _echo_json(made)
     else:
@@ -859,11 +867,12 @@ def list_keys(*, as_json: bool) -> None:
 
 @keys.command("revoke")
 @click.argument("key")
+@click.option("--reason", help="Kept in the log of keys.")
 @_json_option
-def revoke_key(*, key: str, as_json: bool) -> None:
+def revoke_key(*, key: str, reason: str | None, as_json: bool) -> None:
     """Within two seconds this key opens nothing any more."""
     with _client() as client:
-        client.revoke_key(key)
+        client.revoke_key(key, reason=reason)
     if as_json:
         _echo_json({"id": key, "revoked": True})
     else:

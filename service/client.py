@@ -561,20 +561,34 @@ class Stint:
 
     # Keys
 
-    def create_key(self, name: str, *, roles: Sequence[str], expires_in_days: float | None = None) -> Document:
-        """A new key; its secret is in this answer and nowhere else."""
+    def create_key(
+        self, name: str, *, roles: Sequence[str], expires_in_days: float | None = None, reason: str | None = None
+    ) -> Document:
+        """A new key; its secret is in this answer and nowhere else. The log of keys has the reason."""
         body: Document = {"name": name, "roles": list(roles)}
         if expires_in_days is not None:
             body["expires_in_days"] = expires_in_days
+        if reason is not None:
+            body["reason"] = reason
         return self._post("/v1/keys", body, repeatable=False)
+
+    def key_log(self) -> list[Document]:
+        """Who was let in by whom, and why, newest first."""
+        return list(self._pages("/v1/keys/log"))
+
+    def verify_keys(self) -> Document:
+        """Have the log of keys checked; `ok` says whether everything agrees."""
+        return self._document("POST", "/v1/keys/log/verify", seconds=_VERIFY_SECONDS)
 
     def keys(self) -> list[Document]:
         """All keys, without their secrets."""
         return list(self._pages("/v1/keys"))
 
-    def revoke_key(self, identity: str) -> None:
-        """Within two seconds it opens nothing any more."""
-        self._read(self._send(self._http.build_request("DELETE", f"/v1/keys/{_quoted(identity)}"), repeatable=True))
+    def revoke_key(self, identity: str, *, reason: str | None = None) -> None:
+        """Within two seconds it opens nothing any more. The log of keys has the reason."""
+        asked = {} if reason is None else {"reason": reason}
+        request = self._http.build_request("DELETE", f"/v1/keys/{_quoted(identity)}", params=asked)
+        self._read(self._send(request, repeatable=True))
 
     def whoami(self) -> Document:
         """Who the service thinks you are."""

@@ -340,16 +340,20 @@ class NewAudit(Closed):
         default="block", description="whether a violation blocks the mechanism, or freezes the population as well"
     )
     queue: Queue = "default"
+    reason: Name | None = Field(default=None, description="why; kept in the entry of the plan")
 
 
 class NewKey(Closed):
     """A key for a pipeline, an officer, an auditor, a worker or an admin."""
 
-    model_config = shown({"name": "nightly training", "roles": ["pipeline"], "expires_in_days": 90})
+    model_config = shown(
+        {"name": "nightly training", "roles": ["pipeline"], "expires_in_days": 90, "reason": "the new cluster"}
+    )
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
     roles: list[Role] = Field(min_length=1, max_length=5)
     expires_in_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
+    reason: Name | None = Field(default=None, description="why; kept in the log of keys")
 
 
 class Price(Closed):

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.errors import Problem
-from service.operations import empirical, evidence, jobs, releases
+from service.operations import empirical, evidence, jobs, key_log, releases
 from service.store import tickets
 from service.store.writer import Operation
 
@@ -146,6 +146,8 @@ def checkpoint(parts: Parts) -> None:
     if made is None:
         return
     for head in made["heads"]:
+        if head["population"] == key_log.NAME:  # keys have no cohorts
+            continue
         operation = Operation(
             population=head["population"], actor=ACTOR, decide=evidence.store_cohorts(), uses_sql=True
         )

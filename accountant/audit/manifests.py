@@ -35,6 +35,8 @@ STATEMENTS: Final[Mapping[str, Mapping[str, Takes]]] = MappingProxyType(
             "labels": "texts",
             "digest": "text",
             "release": "text",
+            "remap": "object",
+            "otherwise": "text",
         },
         "state": {"retained": ("none", "dp_only", "charged_memory", "raw")},
         "tuning": {"source": ("none", "public", "charged", "private"), "releases": "texts"},

@@ -11,6 +11,7 @@ A violation blocks its mechanism in the population until a version of the policy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -76,7 +77,13 @@ class PlannedAudit:
                 said = (
                     f"Whether the promise of {promise} for {self.mechanism!r} holds cannot be told from so many samples"
                 )
-        return f"{said}: {self.bound}."
+        sure = math.floor(1000 * self.bound.confidence) / 10  # rounded down, as the bound is
+        found = math.floor(100 * self.bound.epsilon_lower) / 100
+        shape = ", if the noise is normal" if self.bound.assumes_a_shape else ""
+        return (
+            f"{said}: an attack showed ε ≥ {found:g} at δ = {self.bound.delta:g} (lower bound{shape}, {sure:g} % "
+            f"confidence, {self.bound.samples:,} samples)."
+        )
 
 
 def planned_body(
@@ -91,9 +98,12 @@ def planned_body(
     by: str,
     on_violation: OnViolation,
     seed: str,
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """The entry that plans audit `number` of a population."""
+    said = {} if reason is None else {"reason": reason}
     return {
+        **said,
         "kind": "audit.planned",
         "audit": audit,
         "number": number,

@@ -56,7 +56,7 @@ def _planned(new: NewAudit, parts: Parts, actor: Actor) -> Decide:
         queue=new.queue,
         attempts=parts.settings.attempts,
     )
-    return empirical.plan(asked, by=actor)
+    return empirical.plan(asked, by=actor, reason=new.reason)
 
 
 @router.get("", responses=problems(), summary="Audits")

@@ -13,8 +13,9 @@ from service.api.audits import Audit
 from service.api.context import Service
 from service.dashboard import charts
 from service.dashboard.charts import Interval, Rates
-from service.dashboard.decisions import carried_out, must_be_confirmed
+from service.dashboard.decisions import carried_out, must_be_confirmed, reason_of
 from service.dashboard.pages import Asked, Data, Done, action, page
+from service.dashboard.policies import lifting
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
 from service.operations import empirical
@@ -129,6 +130,7 @@ async def planned(asked: Asked) -> Done:
         audit=name,
         samples=None if samples is None else int(samples),
         on_violation=on_violation,
+        reason=reason_of(asked),
     )
     experiment = empirical.experiment(
         mechanism=wanted.mechanism,
@@ -138,7 +140,7 @@ async def planned(asked: Asked) -> Done:
         queue=wanted.queue,
         attempts=asked.parts.settings.attempts,
     )
-    operation = empirical.plan(experiment, by=asked.actor)
+    operation = empirical.plan(experiment, by=asked.actor, reason=wanted.reason)
     answer = await carried_out(asked, wanted.population, operation, uses_sql=True)
     return Done(
         notice=f"Audit {answer.document['number']} of {wanted.population} is planned, and waits for a worker.",
@@ -179,4 +181,8 @@ def one(audit: Audit, parts: Service, actor: Reader) -> Data:
     """One audit: its plan, which was logged first, and what came of it."""
     found = audits_api.get(audit, parts, actor)
     plans = {plan.name: plan.what for plan in offered(found["mechanism"])} if found["mechanism"] in CATALOG else {}
-    return {**found, "what": plans.get(found["audit"], ""), "may_lift": may(actor, populations_api.change_policy)}
+    return {
+        **found,
+        "what": plans.get(found["audit"], ""),
+        "lift": lifting(found["population"], audit) if may(actor, populations_api.change_policy) else None,
+    }

@@ -11,18 +11,21 @@ from starlette.concurrency import run_in_threadpool
 from service.api import keys as keys_api
 from service.api.context import Service
 from service.api.keys import KeyId
-from service.dashboard.decisions import idempotency, must_be_confirmed
+from service.dashboard.decisions import idempotency, must_be_confirmed, reason_of
 from service.dashboard.pages import Asked, Data, Done, action, page, rendered
 from service.dashboard.visitors import as_in
 from service.errors import NotFound, Problem
-from service.operations import keys
+from service.operations import key_log, keys
 from service.operations.keys import ROLES, Actor
 from service.schemas import NewKey
 
 router = APIRouter()
 Reader = Annotated[Actor, as_in(keys_api.list_all)]
+LogReader = Annotated[Actor, as_in(keys_api.log)]
 Maker = Annotated[Actor, as_in(keys_api.create)]
 Revoker = Annotated[Actor, as_in(keys_api.revoke, keys_api.list_all)]
+_PAGE = 50
+_MOST_CHECKED = 10_000  # entries that are compared whenever somebody looks
 #: What each role may do, in a sentence.
 MAY = {
     "pipeline": "propose, commit and void releases, and submit jobs",
@@ -37,6 +40,22 @@ MAY = {
 def every(parts: Service, actor: Reader, cursor: Annotated[str | None, Query(max_length=1000)] = None) -> Data:
     """Oldest first, without their secrets."""
     return {**keys_api.list_all(parts, actor, limit=100, cursor=cursor), "own": actor.id, "may": MAY, "query": {}}
+
+
+@page(router, "/keys/log", title="Log of keys", question="Who let whom in, and why?", template="key_log.html")
+def log(parts: Service, actor: LogReader, cursor: Annotated[str | None, Query(max_length=1000)] = None) -> Data:
+    """Newest first; its chain and the keys that follow from it are compared while one looks."""
+    found = keys_api.log(parts, actor, limit=_PAGE, cursor=cursor)
+    with parts.database.transaction() as connection:
+        head = key_log.head(connection)
+        entries = 0 if head is None else head.number
+        problems = key_log.verified(connection, [])[1] if entries <= _MOST_CHECKED else None
+    return {
+        **found,
+        "entries_in_all": entries,
+        "problems": problems,
+        "names": keys.names(parts.database, [each["body"]["actor"] for each in found["items"]]),
+    }
 
 
 def new(_actor: Maker) -> Data:
@@ -54,6 +73,7 @@ def new(_actor: Maker) -> Data:
 )
 async def made(asked: Asked) -> Any:
     """A key whose secret is shown on this answer and nowhere else."""
+    must_be_confirmed(asked)
     days = asked.form.number("expires_in_days")
     wanted = NewKey.model_validate(
         {"name": asked.form.text("name") or "", "roles": asked.form.texts("roles"), "expires_in_days": days}
@@ -65,6 +85,8 @@ async def made(asked: Asked) -> Any:
         name=wanted.name,
         roles=wanted.roles,
         expires_in_days=wanted.expires_in_days,
+        by=asked.actor.id,
+        reason=reason_of(asked),
     )
     answer = await run_in_threadpool(create)
     return rendered(
@@ -99,5 +121,6 @@ async def revoked(asked: Asked) -> Done:
     must_be_confirmed(asked)
     if asked.shown["id"] == asked.actor.id:
         raise Problem("conflict", "This is the key that you are signed in with: revoke it under another one.")
-    await run_in_threadpool(keys.revoke, asked.parts.database, asked.shown["id"])
+    revoke = partial(keys.revoke, asked.parts.database, asked.shown["id"], by=asked.actor.id, reason=reason_of(asked))
+    await run_in_threadpool(revoke)
     return Done(notice=f"Key {asked.shown['name']} opens nothing any more.", to="/keys")

@@ -1,6 +1,7 @@
 """Which labels a release told, remapped or took from a prior: from declarations, recipes and released label sets.
 
-Rules and names are public. How many records a rule dropped is private, counted nowhere, and never shown.
+What a job runs is in its recipe; of other releases there is their pipeline's word. Rules and names are public. How many
+records a rule dropped is private, counted nowhere, and never shown: only names and rules are read here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
+from accountant.audit.manifests import statement, text_of, texts_of
 from accountant.canonical import from_canonical
 from trainers import inspection
 from trainers.cards import MODEL
@@ -49,16 +51,27 @@ def _of_release(
 ) -> dict[str, Any] | None:
     if body["release_kind"] == "labels":
         return _shown(release, "told", _told(folder, release), recipe)
-    declared = body["declared"].get("label_space") or {}
-    source = recipe.get("label_source") or declared.get("source")
+    declared, rules = body["declared"], recipe or _declared_rules(body["declared"])
+    source = recipe.get("label_source") or statement(declared, "label_space")
     if source == "prior":
-        names = recipe.get("label_names") or declared.get("labels")
-        return _shown(release, "prior", names, recipe, digest=declared.get("digest"))
+        names = recipe.get("label_names") or texts_of(declared, "label_space", "labels")
+        return _shown(release, "prior", names, rules, digest=text_of(declared, "label_space", "digest"))
     if source == "released":
-        origin = recipe.get("labels_release") or declared.get("release")
-        names = _told(folder, origin) if isinstance(origin, str) else None
-        return _shown(release, "released", names, recipe, origin=origin if isinstance(origin, str) else None)
+        origin = recipe.get("labels_release") or text_of(declared, "label_space", "release")
+        names = None if origin is None else _told(folder, origin)
+        return _shown(release, "released", names, rules, origin=origin)
     return None
+
+
+def _declared_rules(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules that a pipeline says it read labels by, as a recipe has them; what is no rule is not shown."""
+    said = declared.get("label_space")
+    remap = said.get("remap") if isinstance(said, dict) else None
+    pairs = remap.items() if isinstance(remap, dict) else ()
+    return {
+        "remap": [{"from": old, "to": new} for old, new in pairs if isinstance(new, str)],
+        "otherwise": text_of(declared, "label_space", "otherwise"),
+    }
 
 
 def _told(folder: Path, release: str) -> list[str] | None:

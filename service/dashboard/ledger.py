@@ -17,7 +17,7 @@ from service.cursors import cursor_of, number_from
 from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound
-from service.operations import reports
+from service.operations import keys, reports
 from service.operations.keys import Actor
 from service.store.writer import stamp
 
@@ -82,6 +82,7 @@ def _entries(
             "verified": parts.verified.get(population),
             "may_verify": may(actor, ledger_api.verify),
             "items": items,
+            "names": keys.names(parts.database, [each["actor"] for each in items]),
             "next": cursor_of({"number": rows[PAGE - 1].number}) if len(rows) > PAGE else None,
         }
 
@@ -123,6 +124,7 @@ def entry(
             "kind": row.kind,
             "text": reports.entry_in_words(book, document),
             "body": document,
+            "names": keys.names(parts.database, [document["actor"]]),
             "last": book.number,
         }
 

@@ -55,11 +55,11 @@ def _row(each: Data) -> Data:
 def one(name: str, parts: Service, actor: Reader) -> Data:
     """One mechanism: its card, its parameters, its audits, and where it may be used."""
     shown = mechanisms_api.get(name, actor)
-    wider = [each for each in STATUSES if STATUSES.index(each) <= STATUSES.index(shown["proof_status"])]
+    status = shown["proof_status"]
     populations, audits = [], []
     for known in populations_api.list_all(parts, actor, limit=_MOST_POPULATIONS)["items"]:
         with parts.books.read(known["name"]) as book:
-            accepted = shown["proof_status"] in book.policy.accepts
+            accepted = status in book.policy.accepts
             populations.append(
                 {
                     "name": book.name,
@@ -69,7 +69,7 @@ def one(name: str, parts: Service, actor: Reader) -> Data:
                         each.mechanism == name and each.status != "denied" for each in book.releases.values()
                     ),
                     # What is refuted can be accepted by whoever writes a policy; it is not one click away.
-                    "approve": acceptance(book.name, wider) if not accepted and wider[-1] != "refuted" else None,
+                    "approve": acceptance(book, status) if not accepted and status != "refuted" else None,
                 }
             )
             audits += [

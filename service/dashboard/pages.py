@@ -25,7 +25,17 @@ from accountant.errors import AccountantError
 from service.api.context import Parts, parts_of
 from service.dashboard import words
 from service.dashboard.sessions import utc_now
-from service.dashboard.visitors import Form, as_in, cookie_name, drop_cookie, filled, may, sessions_of, set_cookie
+from service.dashboard.visitors import (
+    Form,
+    as_in,
+    cookie_name,
+    drop_cookie,
+    filled,
+    is_secure,
+    may,
+    sessions_of,
+    set_cookie,
+)
 from service.errors import NotFound, Problem
 from service.middleware import as_problem
 from service.operations.keys import Actor
@@ -51,6 +61,9 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _NOTICE_SECONDS: Final = 60
+#: What htmx brings up to date beside the part that it swaps where the state of a page changes: what was refused (which
+#: every part brings along), and where the same data is.
+BESIDE: Final = "#said:innerHTML,#as-json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +249,8 @@ def rendered(
         problem=problem,
         request_id=getattr(request.state, "request_id", ""),
         form=form,
+        site_address=f"{'https' if is_secure(request) else 'http'}://{request.headers.get('host', '')}",
+        swapped=request.headers.get("hx-target", "") if "hx-request" in request.headers else None,
         **more,
     )  # fmt: skip
     response = HTMLResponse(text, status_code=status, headers=dict(HEADERS))
@@ -296,7 +311,7 @@ def environment() -> Environment:
     made.filters |= words.FILTERS
     made.globals |= {
         "static": static, "state": words.state, "icon": words.icon, "plural": words.plural, "address": address,
-        "json_address": json_address, "may": may,
+        "json_address": json_address, "may": may, "BESIDE": BESIDE,
     }  # fmt: skip
     return made
 

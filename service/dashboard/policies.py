@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query
 
 from accountant.audit.findings import SEVERITIES
 from accountant.errors import AccountantError
+from service.api import ledger as ledger_api
 from service.api import populations as populations_api
 from service.api.context import Service
 from service.api.populations import Population
@@ -15,13 +17,13 @@ from service.dashboard.decisions import carried_out, must_be_confirmed, reason_o
 from service.dashboard.pages import Asked, Data, Done, action, address, page, problem_of
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
-from service.operations import policies, populations
+from service.operations import keys, policies, populations
 from service.operations.keys import Actor
 from service.schemas import PolicyChange
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from accountant.book import Book
 
@@ -45,14 +47,21 @@ _BECOMES = {
     template="policy.html",
 )
 def policy(population: Population, parts: Service, actor: Reader) -> Data:
-    """The policy of now in words, what it says of every mechanism, and every version with its reason."""
+    """The policy of now in words, what it says of every mechanism, and every version.
+
+    Who changed it, why and by which entry is said to whoever may read the ledger.
+    """
     found = policies.versions(parts.database, population)
+    if not (reads := may(actor, ledger_api.entries)):
+        found = [{**each, "actor": None, "reason": None, "number": None} for each in found]
     with parts.books.read(population) as book:
         return {
             **_standing(book),
             "text": found[0]["text"],
             "versions": found,
             "mechanisms": _mechanisms(book),
+            "reads_ledger": reads,
+            "names": keys.names(parts.database, [each["actor"] for each in found]) if reads else {},
             "may_change": may(actor, populations_api.change_policy, populations_api.change_status),
         }
 
@@ -99,12 +108,16 @@ def change(
     delta: Annotated[str, Query(max_length=40)] = "",
     on_exhausted: Annotated[Literal["", "deny", "trim"], Query()] = "",
     named_scopes: Annotated[Literal["", "yes", "no"], Query()] = "",
-    accepts: Annotated[list[str] | None, Query(max_length=3)] = None,
+    accepts: Annotated[list[str] | None, Query(max_length=4)] = None,
     deny: Annotated[list[str] | None, Query(max_length=50)] = None,
     lift: Annotated[list[str] | None, Query(max_length=50)] = None,
     preview: Annotated[Literal["", "yes"], Query()] = "",
 ) -> Data:
-    """What would change, and what it would have denied; its state is in the address."""
+    """What would change, and what it would have denied; its state is in the address.
+
+    What an address does not speak of stays as it is. A form says of every tick that it has ticks, even where none is
+    set, so a link that asks for one thing changes that and nothing beside it.
+    """
     filled = {
         "epsilon": epsilon, "delta": delta, "on_exhausted": on_exhausted, "named_scopes": named_scopes,
         "accepts": accepts, "deny": deny, "lift": lift or [],
@@ -118,8 +131,8 @@ def change(
             "severities": SEVERITIES,
             "asked": filled
             | {
-                "accepts": list(now.accepts) if accepts is None and not preview else accepts or [],
-                "deny": denying if deny is None and not preview else deny or [],
+                "accepts": list(now.accepts) if accepts is None else [each for each in accepts if each],
+                "deny": denying if deny is None else [each for each in deny if each],
             },
             "codes": {name: verdict for name, verdict in now.findings.items() if name not in SEVERITIES},
             "blocked": [
@@ -226,7 +239,13 @@ async def status_changed(asked: Asked) -> Done:
     return Done(notice=f"{population} is {to}.", to=f"/populations/{population}/policy")
 
 
-def acceptance(population: str, statuses: Sequence[str]) -> str:
-    """Where an officer looks at a version that accepts mechanisms of these statuses."""
-    path = f"/populations/{population}/policy/change"
-    return address(path, preview="yes") + "".join(f"&accepts={each}" for each in statuses) + "&deny=error"
+def acceptance(book: Book, status: str) -> str:
+    """Where an officer looks at a version that accepts what this one does, and mechanisms of this status."""
+    accepted = [each for each in STATUSES if each in book.policy.accepts or each == status]
+    query = urlencode({"preview": "yes", "accepts": accepted}, doseq=True)
+    return f"/populations/{book.name}/policy/change?{query}"
+
+
+def lifting(population: str, audit: str) -> str:
+    """Where an officer looks at a version under which an audit blocks its mechanism no more."""
+    return address(f"/populations/{population}/policy/change", preview="yes", lift=audit)

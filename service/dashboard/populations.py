@@ -12,16 +12,17 @@ from pyroaring import BitMap
 from accountant import book as ledger_book
 from accountant import certificates as certified
 from accountant.ledger import LIFELONG
+from service.api import mechanisms as mechanisms_api
 from service.api import populations as populations_api
 from service.api.context import LEAST_RANGE, Parts, Service
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
 from service.dashboard.pages import HEADERS, address, page
-from service.dashboard.releases import epsilons
+from service.dashboard.releases import epsilons, naming_individuals
 from service.dashboard.sessions import utc_now
-from service.dashboard.visitors import as_in
-from service.errors import NotFound
+from service.dashboard.visitors import as_in, may
+from service.errors import NotFound, Problem
 from service.operations import lives, outlooks, populations, readings, releases, reports
 from service.operations.keys import Actor
 from service.store.writer import stamp
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from accountant.book import Book
+    from accountant.book import Book, Release
     from accountant.histories import History
 
 router = APIRouter()
@@ -64,8 +65,7 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     if budget["histogram"]:
         drawn["histogram"] = charts.histogram(
             name="histogram", title="How much datapoints have behind them",
-            bins=[charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"])
-                  for each in budget["histogram"]],
+            bins=_bins(budget),
             budget=budget["budget"]["epsilon"],
         )  # fmt: skip
     if budget["tasks"]:
@@ -92,6 +92,15 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
             refused=refused,
         )  # fmt: skip
     return drawn
+
+
+def _bins(budget: Mapping[str, Any]) -> list[charts.Bin]:
+    """The histogram; its last bin has everybody who is beyond, and ends where the worst-off is."""
+    bins = [charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"]) for each in budget["histogram"]]
+    worst = budget["worst_off"]
+    reached = sum(each for each in (worst["spent"], worst["held"]) if each is not None)
+    last = bins[-1]
+    return [*bins[:-1], charts.Bin(lower=last.lower, upper=max(last.upper, reached), count=last.count)]
 
 
 def over_time(history: list[dict[str, Any]]) -> list[charts.Reading]:
@@ -141,8 +150,10 @@ def budget(
         if ahead is not None:
             first = None if going is None else outlooks.first_exhausted(book, going)
             ahead["history"] = [] if first is None else _of_ledger(parts, book, actor, first, since)
+            if first is not None and not actor.sees_individuals and first.datapoints < LEAST_RANGE:
+                del ahead["first"]["epsilon"]  # of a few people
         worst = readings.worst_history(book, BitMap(range(book.size))) if book.size else None
-        admitted = [release for release in reversed(book.releases.values()) if release.status in _ADMITTED][:LIKE_SHOWN]
+        admitted = _repeatable(parts, book, actor, like)
         asked = like or (admitted[0].id if admitted else None)
         return {
             "population": population,
@@ -165,6 +176,24 @@ def budget(
             "plan": None if asked is None else _plan(parts, book, asked, times, going, at),
             "repeatable": [releases.summary(book, release.id) for release in admitted],
         }
+
+
+def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None) -> list[Release]:
+    """The newest releases that this key may ask a what-if about, as its REST address says.
+
+    How often a release would still fit on a few people tells what they have left: who may not name them is not told.
+    """
+    if not (actor.sees_individuals or may(actor, mechanisms_api.what_if)):
+        if like is not None:
+            raise Problem("forbidden", "This key asks no what-if.", "like")
+        return []
+    found = [release for release in reversed(book.releases.values()) if release.status in _ADMITTED][:LIKE_SHOWN]
+    if actor.sees_individuals or book.policy.named_scopes:
+        return found
+    naming = naming_individuals(parts, [release.id for release in found] + ([] if like is None else [like]))
+    if like in naming:
+        raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "like")
+    return [release for release in found if release.id not in naming]
 
 
 def _member(book: Book, history: History) -> int:

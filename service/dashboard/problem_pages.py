@@ -19,10 +19,10 @@ _MACHINES: Final = ("/v1/", "/healthz", "/readyz", "/metrics", "/openapi.json")
 
 
 def wants_page(scope: Scope) -> bool:
-    """Whether a browser asks for a page: all else is for programs, which are sent a document."""
-    path = scope["path"]
-    accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
-    return b"text/html" in accepts and not path.startswith(_MACHINES) and not path.endswith(".json")
+    """Whether a browser asks for a page, or htmx for a part of one: all else is for programs, which get a document."""
+    path, headers = scope["path"], dict(scope["headers"])
+    is_browser = b"text/html" in headers.get(b"accept", b"") or b"hx-request" in headers
+    return is_browser and not path.startswith(_MACHINES) and not path.endswith(".json")
 
 
 def problem_page(request: Request, problem: Problem) -> Response:

@@ -10,17 +10,19 @@ from sqlalchemy import text
 
 from accountant.canonical import from_canonical
 from service.api import certificates as certificates_api
+from service.api import ledger as ledger_api
 from service.api import releases as releases_api
 from service.api import reports as reports_api
-from service.api.context import Parts, Service, decide
+from service.api.context import Parts, Service, decide, names_individuals
 from service.api.populations import Population
 from service.api.releases import ReleaseId
 from service.cursors import cursor_of, number_from
 from service.dashboard import labels
+from service.dashboard.decisions import must_be_confirmed
 from service.dashboard.pages import Asked, Done, action, mirror, page
-from service.dashboard.visitors import as_in
+from service.dashboard.visitors import as_in, may
 from service.errors import Problem
-from service.operations import audits, certificates, jobs, releases, reports, statements
+from service.operations import audits, certificates, jobs, keys, releases, reports, statements
 from service.operations.keys import Actor
 from service.schemas import Artifact, Commit, Void
 
@@ -68,6 +70,7 @@ def listed(
             before=number_from(cursor),
             limit=PAGE,
         )
+        unit = book.unit
         counts: dict[str, int] = {}
         mechanisms: set[str] = set()
         findings: set[str] = set()
@@ -79,6 +82,7 @@ def listed(
     costs = epsilons(parts, [each["id"] for each in items])
     return {
         "population": population,
+        "unit": unit,
         "filter": {"status": status, "kind": kind, "task": task, "mechanism": mechanism, "finding": finding},
         "counts": counts,
         "mechanisms": sorted(mechanisms),
@@ -93,6 +97,17 @@ def epsilons(parts: Parts, listed: Sequence[str]) -> dict[str, dict[str, Any]]:
     with parts.database.transaction() as connection:
         rows = connection.execute(_DECIDED, {"releases": list(listed)}).all()
     return {row.id: from_canonical(bytes(row.body))["decision"]["epsilon"] for row in rows}
+
+
+def naming_individuals(parts: Parts, listed: Sequence[str]) -> set[str]:
+    """Those of these releases that charge single datapoints by name, which a pipeline may ask nothing about."""
+    with parts.database.transaction() as connection:
+        rows = connection.execute(_DECIDED, {"releases": list(listed)}).all()
+    return {
+        row.id
+        for row in rows
+        if any(names_individuals(charge["scope"]) for charge in from_canonical(bytes(row.body))["charges"])
+    }
 
 
 # ---------------------------------------------------------------- one of them
@@ -117,7 +132,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
     with parts.books.read(population) as book:
         shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, entries=entries)
         known = book.releases[release]
-        timeline = _timeline(parts, release, book)
+        timeline = _timeline(parts, release, book) if may(actor, ledger_api.entries) else []
         return {
             **shown,
             "unit": book.unit,
@@ -126,6 +141,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
             "outcome": "admitted" if body["kind"] == "release.held" else "denied",
             "proof_status": statements.surety(book, body),
             "timeline": timeline,
+            "names": _names(parts, actor, [body["actor"], *(each["actor"] for each in timeline)]),
             "leans_on": sorted(known.leans_on),
             "leaned_on_by": book.leaning(release),
             "labels": next(iter(labels.of_releases(parts, [release])), None),
@@ -137,8 +153,13 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
         }
 
 
+def _names(parts: Parts, actor: Actor, actors: Sequence[str]) -> dict[str, str]:
+    """Names of keys are for those who see who did something anyway."""
+    return keys.names(parts.database, actors) if actor.sees_individuals else {}
+
+
 def _timeline(parts: Parts, release: str, book: Any) -> list[dict[str, Any]]:
-    """Every entry of the ledger about it, in words."""
+    """Every entry of the ledger about it, in words, for whoever may read the ledger."""
     with parts.database.transaction() as connection:
         rows = connection.execute(_ENTRIES, {"release": release}).all()
     found = []
@@ -208,6 +229,7 @@ def _settling(release: ReleaseId, parts: Service, actor: Settler) -> dict[str, A
 )
 async def commit(asked: Asked) -> Done:
     """What was held is spent, for good."""
+    must_be_confirmed(asked)
     digest, uri = asked.form.text("sha256"), asked.form.text("uri")
     artifact = None if digest is None else Artifact(sha256=digest, uri=uri)
     done = Commit(artifact=artifact, reason=_reason(asked))

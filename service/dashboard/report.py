@@ -98,6 +98,18 @@ def _day(name: str, words: str) -> date | None:
         raise Problem("invalid", f"{words!r} is not a day: write it like 2026-03-31.", name) from None
 
 
+@router.get("/populations/{population}/report/document.json", include_in_schema=False, tags=["document"])
+def signed(
+    population: Population,
+    parts: Service,
+    actor: Reader,
+    since: Annotated[datetime | None, Query(alias="from")] = None,
+    until: Annotated[datetime | None, Query(alias="to")] = None,
+) -> Response:
+    """The same, signed, as JSON."""
+    return document(population, parts, actor, since=since, until=until, form="json")
+
+
 @router.get("/populations/{population}/report/document", include_in_schema=False, tags=["document"])
 def document(
     population: Population,

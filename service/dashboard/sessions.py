@@ -3,7 +3,8 @@
 The cookie is encrypted and authenticated under a key that is derived from the installation's secret, so every process
 on one database reads it, and nobody can make or change one. It says which API key signed in, when that ends, and a
 random name for the session. At every request the key itself is looked up again: revoked or expired, its cookies are
-worth nothing.
+worth nothing. So are they once somebody has signed out: the names of such sessions are kept until they would have
+ended.
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from sqlalchemy import text
 
 from service.errors import Problem
 
 if TYPE_CHECKING:
     from service.operations.keys import Actor, Doorkeeper
+    from service.store.database import Database
 
 LASTS: Final = timedelta(hours=8)  # a working day; then one signs in again
+_ENDED = text("SELECT 1 FROM ended_session WHERE name = :name")
+_END = text("INSERT INTO ended_session (name, until) VALUES (:name, :until) ON CONFLICT DO NOTHING")
+_FORGET = text("DELETE FROM ended_session WHERE until < :now")
 _NONCE_BYTES: Final = 12
 _MOST_BYTES: Final = 4096  # what a browser keeps of a cookie
 
@@ -71,10 +77,11 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Makes and reads cookies under one secret."""
+    """Makes and reads cookies under one secret, and remembers which of them were ended."""
 
     secret: bytes
     sign_in: SignIn
+    database: Database
 
     def begin(self, actor: Actor, *, now: datetime) -> str:
         """A cookie for somebody who has just shown who they are."""
@@ -82,13 +89,25 @@ class Sessions:
         return self.seal("session", {"subject": actor.id, "name": secrets.token_hex(16), "until": ends.timestamp()})
 
     def read(self, cookie: str, *, now: datetime) -> Session:
-        """Whose cookie this is; whoever it was, their key must still be good now."""
+        """Whose cookie this is; whoever it was, their key must still be good now, and they have not signed out."""
         found = self.open("session", cookie)
-        if found is None or found["until"] <= now.timestamp():
+        if found is None or found["until"] <= now.timestamp() or self._is_ended(found["name"]):
             raise Problem("unauthorized", "Your session has ended: sign in again.")
         actor = self.sign_in.still(found["subject"])
         token = hmac.new(_derived(self.secret, "forms"), found["name"].encode(), sha256).hexdigest()
         return Session(actor=actor, token=token)
+
+    def end(self, cookie: str, *, now: datetime) -> None:
+        """From now on this cookie, and every copy of it, is worth nothing."""
+        found = self.open("session", cookie)
+        if found is not None:
+            with self.database.transaction() as connection:
+                connection.execute(_FORGET, {"now": now})
+                connection.execute(_END, {"name": found["name"], "until": datetime.fromtimestamp(found["until"], UTC)})
+
+    def _is_ended(self, name: str) -> bool:
+        with self.database.transaction() as connection:
+            return connection.execute(_ENDED, {"name": name}).one_or_none() is not None
 
     def seal(self, purpose: str, document: dict[str, Any]) -> str:
         """Text that only this installation can have written, and that nobody else can read."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.api.context import parts_of
 from service.dashboard.pages import HEADERS, rendered
 from service.dashboard.sessions import LASTS, utc_now
 from service.dashboard.visitors import (
+    cookie_name,
     drop_cookie,
     filled,
     must_come_from_here,
@@ -32,6 +34,12 @@ Next = Annotated[str, Query(alias="next", max_length=4000)]
 def ask(request: Request, to: Next = "/") -> Response:
     """The form; its key travels in the body of the request and is kept nowhere."""
     return rendered(request, "sign_in.html", title=_TITLE, question=_QUESTION, next=safe_path(to))
+
+
+@router.get("/sign-in.json", include_in_schema=False)
+def ask_as_json(to: Next = "/") -> Response:
+    """What the page shows."""
+    return JSONResponse({"next": safe_path(to)}, headers=dict(HEADERS))
 
 
 @router.post("/sign-in", include_in_schema=False)
@@ -55,11 +63,13 @@ async def enter(request: Request) -> Response:
 
 @router.post("/sign-out", include_in_schema=False)
 async def leave(request: Request) -> Response:
-    """Have the browser forget the session."""
+    """End the session, here and in every copy of its cookie."""
     response = RedirectResponse("/sign-in", status_code=303, headers=dict(HEADERS))
     try:
         await session_of(request)
         await filled(request)
+        cookie = request.cookies[cookie_name(request, "session")]
+        await run_in_threadpool(partial(sessions_of(parts_of(request)).end, cookie, now=utc_now()))
     except Problem as problem:
         if problem.name != "unauthorized":  # whoever is signed out already may leave
             raise

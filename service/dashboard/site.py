@@ -73,6 +73,17 @@ class Place:
     title: str
     path: str
     like: tuple[Callable[..., object], ...]
+    also: tuple[str, ...] = ()  # pages that belong to it
+
+    def holds(self, path: str, population: str = "") -> bool:
+        """Whether the page at this path is this one, or belongs to it.
+
+        >>> WITHIN[2].holds("/releases/rel_01/commit", "clinic-a"), WITHIN[1].holds("/populations/a/task?name=t", "a")
+        (True, True)
+        """
+        plain = path.partition("?")[0]
+        places = [each.replace("{population}", population) for each in (self.path, *self.also)]
+        return any(plain == each or plain.startswith(f"{each}/") for each in places)
 
 
 #: Pages of the whole installation.
@@ -89,10 +100,22 @@ PLACES: Final[tuple[Place, ...]] = (
 #: Pages of one population; `{population}` is its name.
 WITHIN: Final[tuple[Place, ...]] = (
     Place("Budget", "/populations/{population}/budget", (populations_api.budget,)),
-    Place("Tasks", "/populations/{population}/tasks", (populations_api.list_tasks,)),
-    Place("Releases", "/populations/{population}/releases", (releases_api.list_all,)),
+    Place(
+        "Tasks", "/populations/{population}/tasks", (populations_api.list_tasks,), ("/populations/{population}/task",)
+    ),
+    Place("Releases", "/populations/{population}/releases", (releases_api.list_all,), ("/releases",)),
     Place("Datapoint", "/populations/{population}/datapoint", (datapoints_api.get,)),
-    Place("Ledger", "/populations/{population}/ledger", (ledger_api.entries,)),
-    Place("Policy", "/populations/{population}/policy", (populations_api.get_policy,)),
+    Place(
+        "Ledger",
+        "/populations/{population}/ledger",
+        (ledger_api.entries,),
+        ("/populations/{population}/entry", "/populations/{population}/verify"),
+    ),
+    Place(
+        "Policy",
+        "/populations/{population}/policy",
+        (populations_api.get_policy,),
+        ("/populations/{population}/status",),
+    ),
     Place("Report", "/populations/{population}/report", (reports_api.of_population,)),
 )

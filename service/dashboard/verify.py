@@ -5,19 +5,24 @@ from __future__ import annotations
 from email.errors import MessageError
 from email.parser import BytesParser
 from email.policy import HTTP
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from accountant import certificates
 from accountant.envelopes import MAX_BYTES
+from accountant.guarantees import Guarantee
 from service.api.context import parts_of
-from service.dashboard.pages import rendered
+from service.dashboard.pages import HEADERS, rendered
 from service.dashboard.visitors import Form, anybody, read_form
 from service.errors import Problem
 from service.operations.keys import Actor
 from service.signing import is_signed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 router = APIRouter()
 _TITLE, _QUESTION = "Check a certificate", "Is this certificate genuine?"
@@ -29,6 +34,13 @@ _FRAMES: Final = 4096  # what a form adds around a file
 def ask(request: Request, _actor: Actor | None = anybody) -> Response:
     """A form to paste into, or to send a file with; for anybody."""
     return rendered(request, "verify.html", title=_TITLE, question=_QUESTION, **_empty())
+
+
+@router.get("/verify.json", include_in_schema=False)
+def ask_as_json(request: Request) -> Response:
+    """What the page shows: the key by which certificates are known. A program asks `POST /v1/verify` for a verdict."""
+    key = parts_of(request).secrets.public_key.hex()
+    return JSONResponse({"public_key": key, "verdict": None}, headers=dict(HEADERS))
 
 
 @router.post("/verify", include_in_schema=False)
@@ -49,11 +61,40 @@ async def check(request: Request, _actor: Actor | None = anybody) -> Response:
     trusted = [parts_of(request).secrets.public_key]
     verdict = await run_in_threadpool(certificates.verify, content, is_signed=is_signed, trusted=trusted)
     pasted = content.decode("utf-8", "replace")
-    return rendered(request, "verify.html", title=_TITLE, question=_QUESTION, verdict=verdict.to_json(), pasted=pasted)
+    found = verdict.to_json()
+    return rendered(
+        request,
+        "verify.html",
+        title=_TITLE,
+        question=_QUESTION,
+        verdict=found,
+        pasted=pasted,
+        promises=_promises(found),
+    )
 
 
 def _empty() -> dict[str, Any]:
-    return {"verdict": None, "pasted": ""}
+    return {"verdict": None, "pasted": "", "promises": []}
+
+
+def _promises(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a certificate that can be read promises: of this release alone, and for a whole life, each with its odds."""
+    said = verdict["certificate"]
+    if said is None:
+        return []
+    found = []
+    for name in ("release", "lifelong"):
+        given = said["guarantee"][name]
+        odds = None
+        if given["epsilon_upper"] is not None:
+            odds = Guarantee(
+                epsilon=given["epsilon_upper"], delta=given["delta"], unit=given["unit"],
+                adjacency=given["adjacency"], proof_status="proved",
+            ).odds()  # fmt: skip
+        if odds is not None and name == "release":
+            odds = odds.replace("Whoever has seen every release,", "Whoever has seen this release and no other,")
+        found.append({**given, "is_alone": name == "release", "odds": odds})
+    return found
 
 
 async def _content(request: Request) -> bytes:

@@ -36,7 +36,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 def sessions_of(parts: Parts) -> Sessions:
     """The cookies of this installation, for whoever signs in with a key."""
-    return Sessions(parts.secrets.datapoints, KeySignIn(parts.doorkeeper))
+    return Sessions(parts.secrets.datapoints, KeySignIn(parts.doorkeeper), parts.database)
 
 
 # ---------------------------------------------------------------- cookies

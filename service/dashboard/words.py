@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
+from accountant.audit.findings import RULES
 from service.printed import down, moment, up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Every state that a page shows: its word, its tone (a colour, never alone) and its icon.
 STATES: Final[dict[str, tuple[str, str, str]]] = {
@@ -122,11 +126,49 @@ _LENGTHS: Final = (
 )
 
 
+def expiring(text: str, now: datetime) -> str:
+    """When a hold ends; one that is overdue waits for the sweeper.
+
+    >>> expiring("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    'expires in 6 hours'
+    >>> expiring("2026-01-02T00:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    'ran out 2 days ago, and is about to count as spent'
+    """
+    is_over = datetime.fromisoformat(text) <= now
+    return f"ran out {since(text, now)}, and is about to count as spent" if is_over else f"expires {since(text, now)}"
+
+
+def titled(finding: str) -> str:
+    """What a finding is called; one that this version does not know is its code."""
+    rule = RULES.get(finding)
+    return finding if rule is None else rule.title
+
+
+def adjacent(adjacency: str, unit: str) -> str:
+    """Which two data sets are hard to tell apart, in words.
+
+    >>> adjacent("add_remove", "user"), adjacent("replace_one", "record")
+    ('with or without one user', 'one record replaced by another')
+    """
+    return f"with or without one {unit}" if adjacency == "add_remove" else f"one {unit} replaced by another"
+
+
 def short(text: str, length: int = 12) -> Markup:
     """A digest or an id as long as a person reads it; all of it is there for a pointer and for copying."""
     if len(text) <= length:
         return code(text)
     return Markup('<code class="short" title="{}">{}…</code>').format(text, text[:length])
+
+
+def who(actor: str, names: Mapping[str, str]) -> Markup:
+    """Who did something: the name of the key, and beside it the end of its id, since names may be given twice.
+
+    >>> str(who("sweeper", {}))
+    '<code>sweeper</code>'
+    """
+    if actor not in names:
+        return code(actor)
+    return Markup('{} <code class="short" title="{}">…{}</code>').format(names[actor], actor, actor[-6:])
 
 
 def told(text: str, release: str | None) -> Markup:
@@ -152,4 +194,5 @@ def code(text: object) -> Markup:
 FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
+    "who": who, "expiring": expiring, "titled": titled, "adjacent": adjacent,
 }  # fmt: skip

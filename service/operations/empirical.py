@@ -160,8 +160,8 @@ def experiment(
 # ---------------------------------------------------------------- decisions
 
 
-def plan(asked: Experiment, *, by: Actor) -> Decide:
-    """Write down what will be held against what, at which confidence, and queue it."""
+def plan(asked: Experiment, *, by: Actor, reason: str | None = None) -> Decide:
+    """Write down what will be held against what, at which confidence and why, and queue it."""
     epsilon = asked.plan.epsilon()
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
@@ -180,6 +180,7 @@ def plan(asked: Experiment, *, by: Actor) -> Decide:
             by=asked.plan.promiser,
             on_violation=asked.on_violation,
             seed=secrets.token_hex(16),
+            reason=reason,
         )
         ticket = tickets.put(connection, job=audit, queue=asked.queue, device=DEVICE)
         row = {

@@ -21,7 +21,7 @@ from accountant.errors import AccountantError, InvalidInput
 from accountant.events import event_to_json
 from accountant.merkle import consistency_proof, inclusion_proof, leaf_hash
 from service.errors import NotFound, Problem
-from service.operations import datapoints, readings
+from service.operations import datapoints, key_log, readings
 from service.operations.jobs import LIVE
 from service.signing import is_signed
 from service.store.once import Answers, once
@@ -97,10 +97,12 @@ def checkpoint_once(database: Database, secrets: Secrets, idempotency: Idempoten
 
 
 def _heads(connection: Connection) -> list[Head]:
+    """Of every population, and of the log of keys, under a name that no population can have."""
+    keys = key_log.head(connection)
     return [
         Head(population=row.name, number=row.number, hash=bytes(row.hash), root=bytes(row.root))
         for row in connection.execute(_HEADS)
-    ]
+    ] + ([] if keys is None else [keys])
 
 
 def _sign(connection: Connection, secrets: Secrets, heads: list[Head], at: datetime) -> dict[str, Any]:
@@ -358,6 +360,17 @@ def verify(database: Database, shelf: Books | None, population: str, *, trusted:
         "problems": problems,
         "notes": declarations.notes,
     }
+
+
+def verify_keys(database: Database, *, trusted: bytes | None = None) -> dict[str, Any]:
+    """The same for the log of keys: its chain, signed heads, and whether the keys are those that it leads to."""
+    problems: list[str] = []
+    with database.transaction() as connection:
+        connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        heads = _signed_heads(connection, key_log.NAME, problems, trusted)
+        entries, found = key_log.verified(connection, heads)
+    problems += found
+    return {"log": "keys", "ok": not problems, "entries": entries, "checkpoints": len(heads), "problems": problems}
 
 
 class _Declarations:

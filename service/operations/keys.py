@@ -14,12 +14,13 @@ from sqlalchemy import text
 
 from accountant.errors import InvalidInput
 from service.errors import NotFound, Problem
+from service.operations import key_log
 from service.operations.releases import new_id
 from service.store.once import Answers, once
 from service.store.writer import Answer, stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection, TextClause
 
@@ -43,7 +44,9 @@ _LIST = text(
     "SELECT id, name, prefix, roles, created_at, expires_at, revoked, last_used_at FROM api_key "
     'WHERE id COLLATE "C" > :after ORDER BY id COLLATE "C" LIMIT :limit'
 )
-_REVOKE = text("UPDATE api_key SET revoked = true WHERE id = :id RETURNING id")
+_LOCKED = text("SELECT id, name, revoked FROM api_key WHERE id = :id FOR UPDATE")
+_NAMES = text("SELECT id, name FROM api_key WHERE id = ANY(:ids)")
+_REVOKE = text("UPDATE api_key SET revoked = true WHERE id = :id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,17 @@ class Actor:
 
 
 def create(
-    database: Database, *, name: str, roles: Sequence[str], expires_in_days: float | None = None
+    database: Database,
+    *,
+    name: str,
+    roles: Sequence[str],
+    expires_in_days: float | None = None,
+    reason: str | None = None,
 ) -> dict[str, Any]:
-    """A new key. The answer is the only place where its secret ever stands."""
-    return create_once(database, None, name=name, roles=roles, expires_in_days=expires_in_days).document
+    """A new key, made by whoever has the database. The answer is the only place where its secret ever stands."""
+    return create_once(
+        database, None, name=name, roles=roles, expires_in_days=expires_in_days, by=key_log.OPERATOR, reason=reason
+    ).document
 
 
 def create_once(
@@ -79,12 +89,18 @@ def create_once(
     name: str,
     roles: Sequence[str],
     expires_in_days: float | None = None,
+    by: str,
+    reason: str | None = None,
 ) -> Answer:
-    """A new key, or the one that the same request made before: that answer has no secret, since none is stored."""
+    """A new key, or the one that the same request made before: that answer has no secret, since none is stored.
+
+    The log of keys says who made it, and why, in the same transaction.
+    """
     now = datetime.now(UTC)
     row, secret = _made(name=name, roles=roles, expires_in_days=expires_in_days, now=now)
 
     def insert(connection: Connection) -> Answers:
+        key_log.append(connection, key_log.created(row), at=now, by=by, reason=reason)
         connection.execute(_INSERT, row)
         return (
             Answer(status=201, document={**_shown(row), "secret": secret}),
@@ -122,7 +138,9 @@ def ensure_first(database: Database) -> str | None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _FIRST_KEY_LOCK})
         if connection.execute(text("SELECT 1 FROM api_key LIMIT 1")).one_or_none() is not None:
             return None
-        row, secret = _made(name="first admin", roles=["admin"], now=datetime.now(UTC))
+        now = datetime.now(UTC)
+        row, secret = _made(name="first admin", roles=["admin"], now=now)
+        key_log.append(connection, key_log.created(row), at=now, by=key_log.OPERATOR, reason="the first start")
         connection.execute(_INSERT, row)
     return secret
 
@@ -133,11 +151,25 @@ def listed(database: Database, *, after: str, limit: int) -> list[dict[str, Any]
         return [_shown(row) for row in connection.execute(_LIST, {"after": after, "limit": limit}).mappings()]
 
 
-def revoke(database: Database, identity: str) -> None:
-    """From now on (within two seconds, on every process) this key opens nothing."""
+def names(database: Database, ids: Iterable[str]) -> dict[str, str]:
+    """What those of these that are keys are called. An entry names a key by its id, which says little to people."""
     with database.transaction() as connection:
-        if "\x00" in identity or connection.execute(_REVOKE, {"id": identity}).one_or_none() is None:
+        return {row.id: row.name for row in connection.execute(_NAMES, {"ids": sorted(set(ids))})}
+
+
+def revoke(database: Database, identity: str, *, by: str = key_log.OPERATOR, reason: str | None = None) -> None:
+    """From now on (within two seconds, on every process) this key opens nothing; the log of keys says who said so.
+
+    Revoked twice, it is revoked as it was the first time.
+    """
+    with database.transaction() as connection:
+        row = None if "\x00" in identity else connection.execute(_LOCKED, {"id": identity}).one_or_none()
+        if row is None:
             raise NotFound("key", identity)
+        if not row.revoked:
+            body = {"kind": "key.revoked", "key": row.id, "name": row.name}
+            key_log.append(connection, body, at=datetime.now(UTC), by=by, reason=reason)
+            connection.execute(_REVOKE, {"id": identity})
 
 
 def _hash(secret: str) -> bytes:

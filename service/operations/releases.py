@@ -43,6 +43,7 @@ _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 DECLARATIONS: Final = ("unit", "adjacency", *STATEMENTS)
 MAX_ADVICE_EVENTS: Final = 20
 MAX_ENGINE_LEAVES, MAX_ENGINE_KINDS = 100_000, 20
+SERIOUS: Final = "serious"
 _FIRST, _COUNT = secrets.randbits(80), count()
 
 
@@ -463,6 +464,13 @@ def summary(book: Book, release: str) -> dict[str, Any]:
     }
 
 
+def _has(release: Release, finding: str) -> bool:
+    if finding == SERIOUS:
+        matters = release.status in {"held", "committed", "expired"}
+        return matters and any(severity in {"error", "warning"} for _, severity in release.findings)
+    return any(code == finding for code, _ in release.findings)
+
+
 def page(
     book: Book,
     *,
@@ -474,7 +482,10 @@ def page(
     before: int | None = None,
     limit: int,
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """The newest releases that are like this, and the entry before which they go on, if they do."""
+    """The newest releases that are like this, and the entry before which they go on, if they do.
+
+    A `finding` is a code, or `SERIOUS`: any error or warning of a release that left or may leave.
+    """
     fitting = (
         each
         for each in reversed(book.releases.values())
@@ -482,7 +493,7 @@ def page(
         and (kind is None or each.kind == kind)
         and (task is None or task in each.tasks)
         and (mechanism is None or each.mechanism == mechanism)
-        and (finding is None or any(code == finding for code, _ in each.findings))
+        and (finding is None or _has(each, finding))
         and (before is None or each.number < before)
     )
     found = list(islice(fitting, limit + 1))

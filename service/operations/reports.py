@@ -410,12 +410,10 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             return f"Task {document['task']!r} was made, with {len(book.tasks[document['task']].members):,} members."
         case "policy.changed":
             version = document["policy"]["version"]
-            return (
-                f"Version {version} of the policy came into force: {document.get('reason') or 'no reason was given'}."
-            )
+            return f"Version {version} of the policy came into force: {_ended(document.get('reason'))}"
         case "population.frozen" | "population.opened" | "population.closed" as kind:
             became = kind.removeprefix("population.")
-            return f"The population was {became}: {document.get('reason') or 'no reason was given'}."
+            return f"The population was {became}: {_ended(document.get('reason'))}"
         case "release.held":
             counted = document["decision"]["datapoints"]
             return f"Release {release} ({document['release_kind']}) was admitted and held, for {counted:,} datapoints."
@@ -427,17 +425,18 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
         case "release.committed":
             artifact = document.get("artifact")
             named = f", as the artifact {artifact['sha256']}" if artifact else ""
-            because = f": {document['reason']}" if "reason" in document else ""
-            return f"Release {release} left the house{named}{because}."
+            because = f": {_ended(document['reason'])}" if "reason" in document else "."
+            return f"Release {release} left the house{named}{because}"
         case "release.voided":
-            return f"Release {release} was voided, nothing of it having left: {document['reason']}."
+            return f"Release {release} was voided, nothing of it having left: {_ended(document['reason'])}"
         case "release.expired":
             return f"Nobody said what became of release {release}: it counts as if it had left."
         case "artifact.attached":
             return f"The artifact of release {release} was told later: {document['artifact']['sha256']}."
         case "audit.planned" | "audit.concluded" | "audit.abandoned":
             audit = book.audits[document["audit"]]
-            return f"Audit {audit.id}: {audit.sentence}"
+            because = f" It was planned because: {_ended(document['reason'])}" if "reason" in document else ""
+            return f"Audit {audit.id}: {audit.sentence}{because}"
         case kind:
             return f"Entry of the kind {kind}."
 
@@ -455,6 +454,12 @@ def _audited_in_words(document: Mapping[str, Any]) -> str:
         f"{said} Whoever asked had opened the file {report['artifact']['sha256']}, and says that of "
         f"{len(report['checked']):,} rules that were checked there {len(report['findings']):,} findings were made."
     )
+
+
+def _ended(reason: str | None) -> str:
+    """A reason at the end of a sentence, which has one full stop."""
+    said = reason or "no reason was given"
+    return said if said.endswith((".", "!", "?", "…")) else f"{said}."
 
 
 def _certificates(ended: Sequence[str], certify: Certify) -> dict[str, Any]:

@@ -8,8 +8,8 @@ it shows, so that it can be read aloud.
 from __future__ import annotations
 
 import base64
-import math
 import textwrap
+from decimal import ROUND_FLOOR, Context
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 _WIDTH: Final = 100
+_DOWN: Final = Context(prec=3, rounding=ROUND_FLOOR)
 
 
 def html(template: str, document: Mapping[str, Any]) -> bytes:
@@ -80,8 +81,12 @@ def up(value: float | None) -> str:
 
 
 def down(value: float | None) -> str:
-    """What would still be admitted, with three decimals, which is no larger; where there is no limit, infinity."""
-    return "∞" if value is None else f"{math.floor(value * 1000) / 1000:g}"
+    """A lower bound, or what would still be admitted, with three digits, which is no larger; without limit, infinity.
+
+    >>> down(1.2649), down(0.0004567), down(0.3), up(1.2601)
+    ('1.26', '0.000456', '0.3', '1.27')
+    """
+    return "∞" if value is None else f"{float(_DOWN.create_decimal(repr(float(value)))):.3g}"
 
 
 def plain(value: float) -> str:

@@ -148,6 +148,25 @@ api_key = Table(
     UniqueConstraint("secret_hash", name="one_key_per_secret"),
 )
 
+#: Who was let in by whom, and why: a chain of its own. Only grows.
+key_entry = Table(
+    "key_entry",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("previous", LargeBinary, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("at", _AT, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+#: Sessions of the dashboard that somebody ended before their time.
+ended_session = Table(
+    "ended_session",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("until", _AT, nullable=False),
+)
+
 #: Work that a worker of ours does under a hold: what was asked, who is at it, and how far it is.
 job = Table(
     "job",
@@ -241,4 +260,4 @@ webhook = Table(
 )
 
 #: Tables that refuse UPDATE, DELETE and TRUNCATE.
-ONLY_GROW = ("entry", "release", "idempotency", "checkpoint", "installation")
+ONLY_GROW = ("entry", "release", "idempotency", "checkpoint", "installation", "key_entry")

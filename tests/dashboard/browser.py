@@ -109,7 +109,7 @@ class Sight:
         """No error, no warning, and nothing that the page's policy had to stop."""
         if SIGHTS[self.name].get("java_script_enabled", True):
             self.complaints += self.page.evaluate("window.stintRefused")
-        assert self.complaints == [], self.page.url
+        assert self.complaints == [], f"{self.page.url}: {self.complaints}"
 
     def is_accessible(self) -> None:
         """No violation of WCAG 2 A and AA that axe can find."""

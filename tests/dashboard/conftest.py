@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.dashboard.browser import SIGHTS, Sight, launched
-from tests.dashboard.house import House
+from tests.dashboard.house import House, Trouble, trouble
 from tests.dashboard.house import house as built
 
 
@@ -14,6 +14,13 @@ from tests.dashboard.house import house as built
 def house() -> Iterator[House]:
     """A service with a history."""
     with built() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def troubled() -> Iterator[Trouble]:
+    """A service in which not all is well."""
+    with trouble() as made:
         yield made
 
 

@@ -1,8 +1,8 @@
 """A service with a history, at a real address: what pages are looked at in.
 
 The demo population of `stint demo`; beside it a clinic whose patients have little left, with a release that was denied,
-jobs, and audits of which one refutes a promise; a trial, with a task whose name is meant to break a page; and a
-population of whom nobody has been registered.
+jobs, and audits of which one refutes a promise; a trial, with a task whose name is meant to break a page; a ward, whose
+labels were told, remapped and known before; populations that are in trouble; and one of whom nobody is registered.
 """
 
 from __future__ import annotations
@@ -29,12 +29,17 @@ from service.operations import empirical, jobs, keys
 from service.settings import Settings
 from service.store.writer import Operation
 from tests.service.harness import scratch
-from tests.service.work import data, job
+from tests.service.work import data, ended, job, worker
 
-CLINIC, EMPTY = "clinic-west", "pilot"
+CLINIC, EMPTY, WARD = "clinic-west", "pilot", "ward"
+#: Populations that somebody should look at: who has least left first.
+FROZEN, SPENT, LOW = "frozen-lab", "spent-lab", "low-lab"
 HOSTILE = "<script>alert('task')</script> & \"quotes\""
 PATIENT = "patient-0017"
 PATIENTS = 200
+
+
+_NAMES = {"officer": "an officer", "auditor": "an auditor", "pipeline": "a pipeline", "worker": "a worker"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,7 @@ class House:
     certificate: bytes
     running_job: str
     audits: dict[str, str]
+    labels: dict[str, str]
     officer_id: str
     keys: dict[str, str] = field(default_factory=dict)
 
@@ -62,10 +68,67 @@ def house() -> Iterator[House]:
         assert key is not None
         with _serving(parts) as url, Stint(url, key) as stint:
             demo.seed(stint)
-            made = {role: stint.create_key(f"an {role}", roles=[role]) for role in ("officer", "auditor")}
+            roles = ("officer", "auditor", "pipeline", "worker")
+            made = {role: stint.create_key(_NAMES[role], roles=[role], reason="the first day") for role in roles}
             secrets = {role: each["secret"] for role, each in made.items()}
             officer = made["officer"]["id"]
             yield House(url=url, key=key, parts=parts, keys=secrets, officer_id=officer, **_clinic(stint, parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """A service in which not all is well."""
+
+    url: str
+    key: str
+    audit: str
+    held: str
+    keys: dict[str, str]
+
+
+@contextmanager
+def trouble() -> Iterator[Trouble]:
+    """Populations that are running low, exhausted and over their policy, frozen, and with a promise that was disproved.
+
+    A hold is long overdue, since nobody sweeps.
+    """
+    with scratch() as folder, running(Settings(data=folder, lease_seconds=3600.0), sweeps=False) as parts:
+        key = keys.ensure_first(parts.database)
+        assert key is not None
+        with _serving(parts) as url, Stint(url, key) as stint:
+            roles = ("officer", "auditor", "pipeline", "worker")
+            secrets = {role: stint.create_key(_NAMES[role], roles=[role])["secret"] for role in roles}
+            for name, spent in ((LOW, 0.95), (SPENT, 0.8), ("calm-lab", 0.1)):
+                _charged(stint, name, {"kind": "pure_dp", "epsilon": spent})
+            stint.change_policy(SPENT, epsilon=0.5, reason="The board asked for more caution.")
+            stint.create_population(FROZEN, unit="user", epsilon=2.0, delta=1e-6)
+            stint.register_count(FROZEN, 100)
+            training = dp_sgd(noise_multiplier=4.0, sampling_probability=0.1, steps=4, clip_norm=1.0)
+            made = stint.propose(population=FROZEN, scope={"ranges": [[0, 50]]}, mechanism=training, hold_seconds=1)
+            planned = stint.start_audit(
+                FROZEN, mechanism="dp-sgd", audit="weights after one step", samples=3000, on_violation="freeze"
+            )
+            conclude(parts, planned, shift=12.0)
+            yield Trouble(url=url, key=key, audit=planned["id"], held=made["id"], keys=secrets)
+
+
+def _charged(stint: Stint, name: str, event: dict[str, Any]) -> None:
+    """A population of a hundred people, of whom sixty were charged once."""
+    stint.create_population(name, unit="user", epsilon=1.0, delta=1e-6)
+    stint.register_count(name, 100)
+    stint.create_task(name, "everything", members={"ranges": [[0, 60]]})
+    made = stint.propose(population=name, charges=[{"scope": {"task": "everything"}, "event": event}])
+    assert made["status"] == "held", made
+    stint.commit(made["id"], artifact={"sha256": "0" * 64, "uri": "made-up:everything"})
+
+
+def conclude(parts: Parts, planned: dict[str, Any], *, shift: float) -> None:
+    """An audit as a worker ends it, by scores of two normals that are so far apart."""
+    begun = empirical.begin(parts.database, planned["id"], worker="a worker", lease_seconds=3600)
+    assert begun is not None
+    operation = empirical.conclude(audit=planned["id"], token=begun.token, found=scores(planned, shift=shift))
+    queued = Operation(population=planned["population"], actor="worker", decide=operation, uses_sql=True)
+    parts.writer.submit(queued).result(60)
 
 
 @contextmanager
@@ -115,6 +178,7 @@ def _clinic(stint: Stint, parts: Parts) -> dict[str, Any]:
         "certificate": stint.certificate(releases[0]),
         "running_job": _jobs(stint, parts),
         "audits": _audits(stint, parts),
+        "labels": _labels(stint, parts),
     }
 
 
@@ -139,19 +203,53 @@ def _audits(stint: Stint, parts: Parts) -> dict[str, str]:
         ("violation", "l2dp-ml-as-published", "the noise is solved for", 400, 12.0),
     ):
         planned = stint.start_audit(CLINIC, mechanism=mechanism, audit=audit, samples=samples)
-        begun = empirical.begin(parts.database, planned["id"], worker="a worker", lease_seconds=3600)
-        assert begun is not None
-        scores = _scores(planned, shift=shift)
-        operation = empirical.conclude(audit=planned["id"], token=begun.token, found=scores)
-        queued = Operation(population=CLINIC, actor="worker", decide=operation, idempotency=None, uses_sql=True)
-        parts.writer.submit(queued).result(60)
+        conclude(parts, planned, shift=shift)
         assert stint.empirical_audit(planned["id"])["verdict"] == name
         found[name] = planned["id"]
     found["queued"] = stint.start_audit(CLINIC, mechanism="dp-sgd", audit="weights after one step", samples=500)["id"]
     return found
 
 
-def _scores(planned: dict[str, Any], *, shift: float) -> dict[str, Any]:
+def _labels(stint: Stint, parts: Parts) -> dict[str, str]:
+    """Labels that a release told, that another was trained on, that were known before, and a pipeline's word.
+
+    A real worker runs the jobs, from a queue of its own.
+    """
+    rows = data(parts, "diagnoses.npz")
+    stint.create_population(WARD, unit="user", epsilon=3.0, delta=1e-5)
+    stint.register_count(WARD, 60)
+    stint.create_task(WARD, "diagnoses", members={"ranges": [[0, 60]]})
+    asked: dict[str, Any] = {"queue": "labels", "data": {"uri": str(rows), "x": "x", "y": "y"}, "task": "diagnoses"}
+    training = job(WARD, rows)
+    del training["scope"], training["data"]
+    model: dict[str, Any] = {"model": "linear", "shape": [4], "learning_rate": 0.1}
+    process = worker(parts, "--queue", "labels")
+    try:
+        choice = {"name": "label-release", "parameters": {"epsilon": 1.0, "delta": 1e-6}}
+        told = stint.submit(population=WARD, mechanism=choice, **asked)
+        assert told.wait(seconds=60)["status"] == "committed"
+        rules = {"remap": [{"from": "2", "to": "1"}, {"from": "unknown", "to": ""}], "otherwise": ""}
+        recipes: dict[str, dict[str, Any]] = {
+            "released": {"label_source": "released", "labels_release": told.release, **rules},
+            "prior": {"label_source": "prior", "label_names": ["0", "1", "other"], "otherwise": "other"},
+        }
+        made = {name: stint.submit(**training | asked | {"recipe": model | recipe}) for name, recipe in recipes.items()}
+        for each in made.values():
+            assert each.wait(seconds=60)["status"] == "committed"
+    finally:
+        process.terminate()
+        ended(process)
+    said = {
+        "source": "prior", "labels": ["healthy", "ill"], "remap": {"flu": "ill", "a typo": ""}, "otherwise": "healthy",
+    }  # fmt: skip
+    charges = [{"scope": {"task": "diagnoses"}, "event": {"kind": "pure_dp", "epsilon": 0.01}}]
+    declared = stint.propose(population=WARD, charges=charges, label_space=said, state={"retained": "dp_only"})
+    assert declared["status"] == "held"
+    return {"told": told.release, **{name: each.release for name, each in made.items()}, "declared": declared["id"]}
+
+
+def scores(planned: dict[str, Any], *, shift: float) -> dict[str, Any]:
+    """What an attack found whose scores are those of two normals, so far apart."""
     rng = np.random.default_rng(7)
     half = planned["samples"] // 2
     inside, outside = rng.normal(shift, 1.0, half), rng.normal(0.0, 1.0, half)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from tests.dashboard.browser import Sight
-from tests.dashboard.house import CLINIC, PATIENT, House
+from tests.dashboard.house import CLINIC, FROZEN, LOW, PATIENT, SPENT, House, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,25 +29,48 @@ def officer(browser: Browser, house: House) -> Iterator[Sight]:
     opened.context.close()
 
 
-def test_find_the_population_in_trouble(officer: Sight) -> None:
-    page = officer.open("/overview")
-    first = page.locator("section[aria-labelledby=populations] tbody tr").first
-    assert CLINIC in first.inner_text() or "demo" in first.inner_text()
-    page.get_by_role("link", name=CLINIC, exact=True).first.click()
-    page.wait_for_url(f"**/populations/{CLINIC}/budget")
-    words = page.locator("main").inner_text()
-    assert "spent" in words
-    assert "available" in words
-    officer.is_content()
+def test_find_the_population_in_trouble(browser: Browser, troubled: Trouble) -> None:
+    """The answer is no, it says why, and whoever has nothing left stands first."""
+    sight = Sight.of(browser, "light", url=troubled.url, key=troubled.keys["officer"])
+    page = sight.open("/overview")
+    verdict = page.locator(".verdict")
+    assert "bad" in (verdict.get_attribute("class") or "").split()
+    assert "Not for certain" in verdict.inner_text()
+    assert f"an audit disproved dp-sgd, by which {FROZEN} released" in verdict.inner_text()
+    rows = page.locator("section[aria-labelledby=populations] tbody tr")
+    names = [each.partition("\n")[0].strip() for each in rows.locator("th").all_inner_texts()]
+    assert [name.split(" ")[0].split("\t")[0] for name in names] == [SPENT, LOW, FROZEN, "calm-lab"]
+    standing = {name: rows.nth(place).inner_text() for place, name in enumerate((SPENT, LOW, FROZEN, "calm-lab"))}
+    assert "exhausted" in standing[SPENT]
+    assert "60 over the policy" in standing[SPENT]
+    assert "running low" in standing[LOW]
+    assert "inside" in standing["calm-lab"]
+    assert "frozen" in standing[FROZEN]
+    page.get_by_role("link", name=SPENT, exact=True).first.click()
+    page.wait_for_url(f"**/populations/{SPENT}/budget")
+    words = page.locator("section[aria-labelledby=worst]").inner_text()
+    assert "0.8 spent" in words
+    assert "0 available" in words
+    sight.is_content()
+    sight.context.close()
 
 
 def test_explain_why_a_release_was_denied(officer: Sight, house: House) -> None:
-    page = officer.open(f"/populations/{CLINIC}/releases?status=denied")
-    page.locator(f"a[href='/releases/{house.denied}']").first.click()
+    """From the first page, by what an officer sees and clicks."""
+    page = officer.open("/overview")
+    page.get_by_role("link", name=CLINIC, exact=True).first.click()
+    page.wait_for_url(f"**/populations/{CLINIC}/budget")
+    page.get_by_role("navigation", name=f"Population {CLINIC}").get_by_role("link", name="Releases").click()
+    page.wait_for_url("**/releases")
+    page.get_by_label("Outcome").select_option("denied")
+    page.wait_for_url("**status=denied**")
+    page.locator(f"#results a[href='/releases/{house.denied}']").click()
     page.wait_for_url(f"**/releases/{house.denied}")
     words = page.locator("main").inner_text()
     assert "denied" in words
-    assert "would bring 50 datapoints" in words  # the reason
+    assert "It would have brought 50 datapoints to ε ≤ " in words  # what, in a sentence
+    assert "50 datapoints would be at ε ≤ " in words  # the reason
+    assert "nats" not in words  # unless somebody wants to know
     assert "would be admitted" in words  # the advice
     officer.is_content()
 
@@ -119,6 +143,12 @@ def test_a_stranger_checks_a_certificate_and_learns_nothing_else(browser: Browse
         page.get_by_role("button", name="Check it").click()
         assert "genuine" in page.locator("#verdict h2").inner_text()
         stranger.photograph("verify-genuine")
+        said = page.locator("#verdict").inner_text()
+        alone, life = said.index("This release alone"), said.index("Everything ever released about one user, together")
+        assert re.search(r"ε ≤ 0\.\d+ \(δ = 1e-06, per user, with or without one user, upper bound\)", said[alone:life])
+        assert "Whoever has seen this release and no other, knows" in said[alone:life]
+        assert "ε ≤ 1.5 (δ = 1e-06, per user, with or without one user, upper bound)" in said[life:]
+        assert "Whoever has seen every release, knows" in said[life:]
         broken = house.certificate.replace(b"A", b"B", 1).decode()
         page.get_by_label("Or its text").fill(broken)
         page.get_by_role("button", name="Check it").click()
@@ -134,6 +164,8 @@ def test_a_key_is_shown_once_and_revoked(sights: dict[str, Sight], house: House)
     page = sight.open("/keys/new")
     page.get_by_label("Name").fill("for a journey")
     page.locator("input[name=roles][value=auditor]").check()
+    page.get_by_label("Reason").fill("A journey needs it.")
+    page.get_by_label("I mean it").check()
     page.get_by_role("button", name="Make the key").click()
     secret = page.locator("code.secret").inner_text()
     opened = {"Authorization": f"Bearer {secret}"}
@@ -141,19 +173,28 @@ def test_a_key_is_shown_once_and_revoked(sights: dict[str, Sight], house: House)
     page = sight.open("/keys")
     assert secret not in page.content()
     page.get_by_role("link", name="Revoke for a journey").click()
+    page.get_by_label("Reason").fill("The journey is over.")
     page.get_by_label("I mean it").check()
     page.get_by_role("button", name="Revoke the key").click()
     assert "opens nothing any more" in page.get_by_role("status").inner_text()
+    said = sight.open("/keys/log").locator("main").inner_text()
+    assert "A journey needs it." in said
+    assert "The journey is over." in said
+    assert "Nothing in it was changed" in said
 
 
 def test_an_audit_is_scheduled_and_a_job_cancelled(sights: dict[str, Sight], house: House) -> None:
     page = sights["light"].open("/audits/new?mechanism=dp-sgd&population=trial")
     page.get_by_label("weights after one step", exact=False).first.check()
     page.get_by_role("textbox", name="Samples").fill("500")
+    page.get_by_label("Reason").fill("The yearly look.")
     page.get_by_label(re.compile("I mean it")).check()
     page.get_by_role("button", name="Schedule it").click()
     page.wait_for_url("**/audits/aud_**")
     assert "waits for a worker" in page.get_by_role("status").inner_text()
+    opened = {"Authorization": f"Bearer {house.key}"}
+    said = httpx.get(f"{house.url}/v1/populations/trial/ledger/export", headers=opened).text.splitlines()[-1]
+    assert json.loads(said)["body"]["reason"] == "The yearly look."
     waiting = httpx.get(f"{house.url}/v1/jobs?status=queued", headers={"Authorization": f"Bearer {house.key}"}).json()[
         "items"
     ][0]["id"]
@@ -175,10 +216,3 @@ def test_a_population_is_frozen_for_a_reason_and_opened_again(sights: dict[str, 
         assert httpx.get(f"{house.url}/v1/populations/pilot", headers=opened).json()["status"] == to
     said = httpx.get(f"{house.url}/v1/populations/pilot/ledger/export", headers=opened).text
     assert "Made frozen by a test." in said
-
-
-def test_a_form_from_elsewhere_is_refused(house: House) -> None:
-    form = {"reason": "x", "sure": "yes", "csrf": "x", "once": "x"}
-    for headers in ({}, {"Origin": "https://elsewhere.example"}, {"Origin": house.url}):
-        answer = httpx.post(f"{house.url}/populations/pilot/status?to=frozen", data=form, headers=headers)
-        assert answer.status_code in {401, 403}

@@ -70,6 +70,7 @@ PAGES: dict[str, Callable[[House], str]] = {
     "system": lambda _: "/system",
     "keys": lambda _: "/keys",
     "key-new": lambda _: "/keys/new",
+    "key-log": lambda _: "/keys/log",
     "key-revoke": lambda house: f"/keys/{house.officer_id}/revoke",
 }
 #: Pages that nobody has to sign in for.

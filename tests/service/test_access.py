@@ -166,6 +166,8 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/v1/keys"): ADMINS,
     ("GET", "/v1/keys"): ADMINS,
     ("DELETE", "/v1/keys/{key}"): ADMINS,
+    ("GET", "/v1/keys/log"): READERS,
+    ("POST", "/v1/keys/log/verify"): READERS,
 }
 ANYBODY = {
     ("GET", "/v1/populations"),

@@ -280,6 +280,7 @@ def test_populations_keys_and_evidence(capsys: pytest.CaptureFixture[str], tmp_p
     assert re.search(r"^clinic: 1,000 datapoints, .* Promise: ε ≤ 1", said(capsys, "populations"), re.MULTILINE)
     assert all(each["ok"] for each in as_json(capsys, "verify"))
     assert said(capsys, "verify", "clinic").startswith("clinic: ok, ")
+    assert "The log of keys: ok, " in said(capsys, "verify")
     for form in ("ndjson", "csv"):
         file = tmp_path / form
         report = as_json(capsys, "export", "clinic", "--format", form, "-o", str(file))

@@ -6,17 +6,20 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from service.api import keys as keys_api
 from service.api import ledger as ledger_api
 from service.api.context import roles_of
 from service.dashboard import pages
+from service.dashboard.visitors import sessions_of
 from service.operations import keys
 from tests.service.harness import Caller, Local
 from tests.service.test_reads import checksums
@@ -102,6 +105,42 @@ def test_a_session_holds_no_key_and_dies_with_it(service: Local, visitor: Visito
     assert visitor.get("/overview").status_code == 303
 
 
+def test_signing_out_ends_the_session_in_every_copy_of_its_cookie(service: Local, visitor: Visitor) -> None:
+    key = key_of(service, "officer")["secret"]
+    other = Visitor(service)
+    for each in (visitor, other):
+        each.sign_in(key)
+    copied = visitor.client.cookies["stint-session"]
+    left = visitor.post("/sign-out", {"csrf": csrf_of(visitor)})
+    assert left.headers["location"] == "/sign-in"
+    visitor.client.cookies.clear()
+    visitor.client.cookies.set("stint-session", copied)
+    assert visitor.get("/overview").status_code == 303
+    assert other.get("/overview").status_code == 200  # another session of the same key goes on
+    with service.parts.database.transaction() as connection:
+        rows = connection.execute(text("SELECT name, until FROM ended_session")).all()
+    assert len(rows) == 1
+    assert rows[0].name not in copied
+    sessions_of(service.parts).end(other.client.cookies["stint-session"], now=rows[0].until + timedelta(days=1))
+    with service.parts.database.transaction() as connection:  # whatever has ended anyway is forgotten
+        assert rows[0].name not in connection.execute(text("SELECT name FROM ended_session")).scalars().all()
+    service.call.run(other.client.aclose())
+
+
+def csrf_of(visitor: Visitor) -> str:
+    """The token of a session, from the form by which one signs out."""
+    return str(re.findall(r'name="csrf" value="([^"]+)"', visitor.get("/overview").text)[0])
+
+
+def test_every_page_answers_as_json_those_for_strangers_too(service: Local, call: Caller, population: str) -> None:
+    stranger = Visitor(service)
+    assert stranger.get("/verify.json").json()["public_key"] == service.parts.secrets.public_key.hex()
+    assert stranger.get("/sign-in.json?next=//evil.example").json() == {"next": "/"}
+    signed = call.ok("GET", f"/populations/{population}/report/document.json")
+    assert signed["report"]["population"] == population or population in str(signed["report"]["title"])
+    call.run(stranger.client.aclose())
+
+
 def test_by_https_the_cookie_is_secure_and_bound_to_the_host(service: Local, visitor: Visitor) -> None:
     answer = visitor.sign_in(key_of(service, "officer")["secret"], **{"X-Forwarded-Proto": "https"})
     assert answer.headers["set-cookie"].startswith("__Host-stint-session=")
@@ -162,6 +201,10 @@ def test_a_hold_is_settled_once_for_a_reason_that_the_ledger_keeps(
     visitor.sign_in(key_of(service, "officer")["secret"])
     made = [call.propose(population, ({"task": "t"}, EVENT))["id"] for _ in range(2)]
     fields = {**visitor.form(f"/releases/{made[0]}/commit"), "reason": "the model is in production"}
+    unsure = visitor.post(f"/releases/{made[0]}/commit", fields)
+    assert unsure.status_code == 422
+    assert "that you mean it" in unsure.text
+    fields["sure"] = "yes"
     for _ in range(2):
         done = visitor.post(f"/releases/{made[0]}/commit", fields)
         assert done.status_code in {303, 409}

@@ -26,6 +26,7 @@ QUESTIONS = {
     "/v1/populations/{population}/datapoints/lookup",
     "/v1/populations/{population}/datapoints/statement",
     "/v1/populations/{population}/ledger/verify",
+    "/v1/keys/log/verify",
     "/v1/verify",
 }
 
@@ -225,9 +226,9 @@ def test_what_fails_before_its_answer_is_remembered_made_no_key(house: House, mo
     before = house.rows("api_key")
     monkeypatch.setattr(Idempotency, "remember", dies)
     with pytest.raises(RuntimeError, match="power"):
-        keys.create_once(house.parts.database, under, name="a", roles=["worker"])
+        keys.create_once(house.parts.database, under, name="a", roles=["worker"], by="tests")
     assert [row[0] for row in house.rows("api_key")] == [row[0] for row in before]
     monkeypatch.setattr(Idempotency, "remember", remember)
-    made: Answer = keys.create_once(house.parts.database, under, name="a", roles=["worker"])
+    made: Answer = keys.create_once(house.parts.database, under, name="a", roles=["worker"], by="tests")
     assert not made.replayed
-    assert keys.create_once(house.parts.database, under, name="a", roles=["worker"]).replayed
+    assert keys.create_once(house.parts.database, under, name="a", roles=["worker"], by="tests").replayed

@@ -9,6 +9,7 @@ import pytest
 from service.operations import policies
 from service.operations.populations import new_version
 from tests.service.harness import Caller, Local
+from tests.service.test_refuted_evidence import violated
 
 
 @pytest.fixture
@@ -73,3 +74,36 @@ def test_findings_that_a_version_denies_are_reasons(service: Local, population: 
     found = preview(service, population, findings={"warning": "deny"})["would_have_denied"]
     assert len(found) == 3
     assert all("(" in reason for each in found for reason in each["reasons"])
+
+
+def test_a_link_to_a_version_asks_for_one_thing_and_changes_nothing_beside_it(service: Local, call: Caller) -> None:
+    """To accept a status, or to lift what an audit blocks, leaves all other rules as strict as they were."""
+    name = call.population(count=10, epsilon=2.0)
+    strict = {"reason": "be strict", "accepts": ["proved"], "findings": {"warning": "deny", "note": "deny"}}
+    call.ok("PUT", f"/v1/populations/{name}/policy", strict)
+    listed = call.ok("GET", "/mechanisms/dp-agem-as-published.json")["populations"]
+    accept = next(each["approve"] for each in listed if each["name"] == name)
+    assert changes(call, accept) == [{"what": "accepted mechanisms", "from": "proved", "to": "proved or claimed"}]
+    audit = violated(call, service.parts, name)
+    call.ok("PUT", f"/v1/populations/{name}/policy", {"reason": "a trial", "accepts": ["proved", "claimed"]})
+    lift = call.ok("GET", f"/audits/{audit}.json")["lift"]
+    assert changes(call, lift) == [{"what": "audits that block no more", "from": "nothing", "to": audit}]
+
+
+def test_a_form_without_a_tick_says_so(call: Caller) -> None:
+    """Browsers send nothing for a box that is not ticked; a form says beside it that there were boxes."""
+    name = call.population(count=10, epsilon=2.0)
+    path = f"/populations/{name}/policy/change?preview=yes"
+    assert changes(call, path) == []
+    assert changes(call, path + "&deny=") == [{"what": "findings: error", "from": "deny", "to": "allow"}]
+    refused = call.ok("GET", path.replace("?", ".json?") + "&accepts=&deny=error")
+    assert "accepts" in refused["refused"]["detail"]
+    form = call("GET", path, headers={"Accept": "text/html"}).text.partition('<form method="get"')[2]
+    for box in ("accepts", "deny"):
+        assert f'<input type="hidden" name="{box}" value="">' in form.partition("</form>")[0]
+
+
+def changes(call: Caller, address: str) -> list[dict[str, str]]:
+    """What the preview at this address says that would change."""
+    found: list[dict[str, str]] = call.ok("GET", address.replace("?", ".json?"))["preview"]["changes"]
+    return found

@@ -110,6 +110,7 @@ def test_a_question_that_is_posted_leaves_every_row_as_it_was(service: Local, fu
         (f"/v1/populations/{name}/datapoints/statement", {"key": "ada"}),
         ("/v1/verify", {"payload": "", "payloadType": "", "signatures": []}),
         (f"/v1/populations/{name}/ledger/verify", None),
+        ("/v1/keys/log/verify", None),
     ):
         call.ok("POST", path, body)
         assert checksums(service.parts) == before, path

@@ -1,0 +1,158 @@
+"""What REST refuses a key, no page tells it, and no page leads it to: every link is followed under every role."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urldefrag, urljoin, urlsplit
+
+import pytest
+
+from service.operations import keys
+from service.operations.keys import ROLES
+from tests.service.harness import Caller, Local, local
+from tests.service.test_dashboard import Visitor
+from tests.service.test_refuted_evidence import violated
+
+EVENT = {"kind": "pure_dp", "epsilon": 0.2}
+FEW = ("pipeline", "worker")  # who sees neither individuals nor the ledger
+SECRETIVE = "because of somebody in Room 5"
+OFFICER = "Officer Ada"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Local]:
+    """A service of this module's own: what can be reached there is what was made here."""
+    with local() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def call(service: Local) -> Caller:
+    return service.call
+
+
+@pytest.fixture(scope="module")
+def history(service: Local, call: Caller) -> dict[str, Any]:
+    """Releases of one person and of many, a void, a change of policy and a freeze, each for a reason that is kept."""
+    officer = keys.create(service.parts.database, name=OFFICER, roles=["officer"])
+    by = {"headers": {"Authorization": f"Bearer {officer['secret']}"}}
+    name = call.population(count=40, epsilon=1.0)
+    call.ok("POST", f"/v1/populations/{name}/tasks", {"name": "t", "members": {"ranges": [[0, 30]]}})
+    many = call.propose(name, ({"task": "t"}, EVENT))["id"]
+    voided = call.propose(name, ({"task": "t"}, EVENT))["id"]
+    call.ok("POST", f"/v1/releases/{voided}/void", {"reason": SECRETIVE}, **by)
+    charges = [{"scope": {"ranges": [[3, 4]]}, "event": EVENT}]
+    one = call.ok("POST", "/v1/releases", {"population": name, "charges": charges}, **by)["id"]
+    audit = violated(call, service.parts, name)
+    call.ok("PUT", f"/v1/populations/{name}/policy", {"reason": SECRETIVE, "epsilon": 0.9}, **by)
+    for status in ("frozen", "open"):
+        call.ok("POST", f"/v1/populations/{name}/status", {"status": status, "reason": SECRETIVE}, **by)
+    return {"population": name, "many": many, "voided": voided, "one": one, "audit": audit, "officer": officer["id"]}
+
+
+@pytest.fixture(scope="module", params=ROLES)
+def role(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def visitor(service: Local, role: str) -> Iterator[Visitor]:
+    """Somebody who has signed in with a key of this role alone."""
+    made = Visitor(service)
+    made.sign_in(keys.create(service.parts.database, name=f"a {role}", roles=[role])["secret"])
+    yield made
+    service.call.run(made.client.aclose())
+
+
+class Links(HTMLParser):
+    """Where a page leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = dict(attrs)
+        self.found |= {str(said[name]) for name in ("href", "hx-get") if said.get(name) and tag != "link"}
+
+
+@pytest.fixture(scope="module")
+def reached(visitor: Visitor, history: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Everything that can be reached from the overview and from what somebody was sent a link to, with its answer."""
+    waiting = ["/overview", f"/releases/{history['voided']}", f"/releases/{history['one']}"]
+    seen: dict[str, tuple[int, str]] = {}
+    while waiting:
+        path = urldefrag(waiting.pop()).url
+        if path in seen or _alike(path, seen) > 12:
+            continue
+        assert not urlsplit(path).netloc, path
+        answer = visitor.get(path)
+        seen[path] = answer.status_code, answer.text
+        if answer.headers.get("content-type", "").startswith("text/html"):
+            links = Links()
+            links.feed(answer.text)
+            waiting += sorted(urljoin(path, each) for each in links.found)
+    return seen
+
+
+def _alike(path: str, seen: dict[str, tuple[int, str]]) -> int:
+    """How many pages of the same kind were looked at."""
+
+    def kind(each: str) -> str:
+        return re.sub(r"(number|name|ordinal|cursor)=[^&]*|mechanisms/[^/]+|mechanism=[^&]*", "", each)
+
+    return sum(kind(each) == kind(path) for each in seen)
+
+
+def test_no_page_leads_a_key_to_where_it_may_not_go(reached: dict[str, tuple[int, str]], role: str) -> None:
+    assert len(reached) > 30
+    assert {path: status for path, (status, _) in reached.items() if status >= 400} == {}
+    assert any("/ledger" in path for path in reached) == (role not in FEW)
+
+
+def test_a_key_that_may_not_read_the_ledger_is_told_nothing_of_it(
+    reached: dict[str, tuple[int, str]], role: str, history: dict[str, Any], call: Caller
+) -> None:
+    """Reasons, who did what, and hashes of entries are the ledger's: pages tell them to whoever may read that."""
+    said = "\n".join(text for _, text in reached.values())
+    hashes = [each["hash"] for each in call.entries(history["population"])]
+    told = {
+        "reasons": SECRETIVE in said,
+        "names": OFFICER in said,
+        "hashes": any(each in said for each in hashes),
+    }
+    assert told == dict.fromkeys(told, role not in FEW)
+    for path, (_, text) in reached.items():
+        if role in FEW and history["officer"] in text:  # REST says as well who proposed a release
+            assert history["one"] in path
+
+
+def test_what_a_few_people_have_left_is_told_to_nobody_who_may_not_name_them(
+    visitor: Visitor, role: str, history: dict[str, Any], call: Caller
+) -> None:
+    path = f"/populations/{history['population']}/budget"
+    found = visitor.get(f"{path}.json", Accept="application/json").json()
+    listed = [each["id"] for each in found["repeatable"]]
+    asked = visitor.get(f"{path}.json?like={history['one']}", Accept="application/json")
+    if role not in FEW:
+        assert listed[0] == found["plan"]["like"] == history["one"]
+        assert asked.json()["plan"]["datapoints"] == 1
+        return
+    assert asked.status_code == 403
+    assert history["one"] not in listed
+    if role == "worker":  # REST answers it no what-if at all
+        assert (found["plan"], listed) == (None, [])
+        assert visitor.get(f"{path}.json?like={history['many']}", Accept="application/json").status_code == 403
+    else:
+        assert found["plan"]["like"] == history["many"] == listed[0]
+        call.ok("PUT", f"/v1/populations/{history['population']}/policy", {"reason": "a trial", "named_scopes": True})
+        try:
+            named = visitor.get(f"{path}.json?like={history['one']}", Accept="application/json")
+            assert named.json()["plan"]["datapoints"] == 1  # as REST would then answer
+        finally:
+            back = {"reason": "the trial is over", "named_scopes": False}
+            call.ok("PUT", f"/v1/populations/{history['population']}/policy", back)
