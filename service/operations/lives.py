@@ -109,6 +109,20 @@ def life(
     return steps
 
 
+def of_cohort(database: Database, book: Book, ordinal: int, *, ledger: str = LIFELONG) -> list[dict[str, Any]]:
+    """What was spent and held by those with the history of a datapoint, against the budgets of each time.
+
+    A task's own budget begins with its task, and does not change.
+    """
+    documents = bodies(database, book, ordinal)
+    steps = life(database, book, ordinal, documents, ledger=ledger)
+    if ledger == LIFELONG:
+        return against(steps, budgets(database, book))
+    task = book.tasks[ledger]
+    assert task.budget is not None
+    return against(steps, [(times_of(database, book.name, [task.number])[task.number], task.budget.epsilon)])
+
+
 def times_of(database: Database, population: str, numbers: Sequence[int]) -> dict[int, str]:
     """When these entries were made."""
     with database.transaction() as connection:

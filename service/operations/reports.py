@@ -88,7 +88,7 @@ VIOLATED: Final = (
 Certify: TypeAlias = Callable[[str], tuple[bytes, Mapping[str, Any]]]
 
 
-class _Log:
+class Log:
     """The entries of a population in pages, each in a transaction of its own."""
 
     def __init__(self, database: Database, population: str) -> None:
@@ -137,7 +137,7 @@ def of_population(
     ended: list[str] = []
     findings: list[dict[str, Any]] = []
     audits: list[str] = []
-    for number, digest, body in _Log(database, population):
+    for number, digest, body in Log(database, population):
         document = from_canonical(body)
         if document["at"] >= last:
             break
