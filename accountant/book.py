@@ -102,6 +102,8 @@ class Release:
     audited: int | None = None  # the entry of its last audit
     mechanism: str | None = None  # that was proposed by its name
     findings: tuple[tuple[str, str], ...] = ()  # codes and severities: of its last audit, and since
+    proposed: tuple[tuple[str, str], ...] = ()  # the same, of its decision
+    reached: tuple[float | None, float] | None = None  # what its decision read after it: ε of the worst-off, at this δ
 
 
 @dataclass(slots=True, kw_only=True)
@@ -275,7 +277,9 @@ class Book:
             touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
             expires_at=document.get("expires_at"),
             mechanism=_mechanism(document),
-            findings=_found(document),
+            findings=(found := _found(document)),
+            proposed=found,
+            reached=_reached(document),
         )
 
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
@@ -573,6 +577,15 @@ class Book:
                 for part in document["parts"]
             ),
         )
+
+
+def _reached(document: Document) -> tuple[float | None, float] | None:
+    """The reading that a decision recorded; None ε is no finite one."""
+    match document.get("decision"):
+        case {"epsilon": {"after": after, "delta": delta}}:
+            return after, delta
+        case _:
+            return None
 
 
 def _found(document: Document, before: Sequence[tuple[str, str]] = ()) -> tuple[tuple[str, str], ...]:

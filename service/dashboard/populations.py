@@ -149,7 +149,7 @@ def budget(
             promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
         ).guarantee
         standing = readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN)
-        worst = readings.worst_history(book, BitMap(range(book.size))) if book.size else None
+        worst = readings.worst_of_all(book) if book.size else None
         period = outlooks.lately(book, at=at, least=least)
         admitted = [
             release

@@ -7,20 +7,18 @@ extrapolation and no bound, and says over which period it looked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pyroaring import BitMap
-from sqlalchemy import text
 
-from accountant.canonical import from_canonical
 from accountant.filters import Cost
 from accountant.ledger import LIFELONG
 from accountant.units import SATURATED
 from service.errors import NotFound, Problem
-from service.operations import readings
+from service.operations import lives, readings
 from service.operations.releases import Priced, how_often
 from service.operations.remembered import Remembered
 from service.store.writer import stamp
@@ -39,10 +37,6 @@ STEPS_AHEAD: Final = 120
 FARTHEST_DAYS: Final = 36_500.0
 NOTE: Final = "An extrapolation, and no bound: it supposes that the same happens to the same people again and again."
 ADMITTED: Final = frozenset({"held", "committed", "expired"})
-_BODIES = text(
-    "SELECT entry.body FROM entry JOIN population ON population.id = entry.population_id "
-    "WHERE population.name = :name AND entry.number = ANY(:numbers) ORDER BY entry.number"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +103,16 @@ def lately(book: Book, *, at: datetime, least: int = 1) -> Period | None:
 def first_refused(database: Database, book: Book, period: Period, *, least: int = 1) -> Refusal | None:
     """The first release that would be refused if the period repeats itself; None if none ever is."""
     numbers = tuple(release.number for release in period.releases)
-    return _REFUSALS.of(book, (numbers, least), lambda: _first_refused(database, book, numbers, least))
+    return _REFUSALS.of(book, (numbers, least), lambda: _first_refused(database, book, period.releases, least))
 
 
 _REFUSALS: Remembered[Refusal | None] = Remembered()
 
 
-def _first_refused(database: Database, book: Book, numbers: Sequence[int], least: int) -> Refusal | None:
+def _first_refused(database: Database, book: Book, releases: Sequence[Release], least: int) -> Refusal | None:
     spendings: dict[tuple[int, int], Spending] = {}
     touching: dict[History, list[tuple[int, int]]] = {}
-    for place, document in enumerate(_documents(database, book, numbers)):
+    for place, document in enumerate(lives.holds(database, book, releases)):
         for which, part in enumerate(book.held_from(document).parts):
             spendings[place, which] = part.spending
             # Those in a cohort were touched by the same charges, so all of it is in the scope or nothing.
@@ -127,7 +121,7 @@ def _first_refused(database: Database, book: Book, numbers: Sequence[int], least
     alike: dict[tuple[tuple[int, int], ...], list[History]] = {}
     for history, by in touching.items():
         alike.setdefault(tuple(by), []).append(history)
-    sizes = dict(book.ledger.cohorts.sizes())
+    everybody = readings.everybody(book)
     found: list[Refusal] = []
     for touches, histories in alike.items():
         for ledger, plan in _plans((place, spendings[place, which]) for place, which in touches).items():
@@ -136,15 +130,15 @@ def _first_refused(database: Database, book: Book, numbers: Sequence[int], least
                 continue
             whole = Cost.sum([each.cost for each in plan])
             for history in histories:
-                if sizes[history] < least:
+                if everybody[history].datapoints < least:
                     continue
                 repetitions = budget.how_often(whole, after=readings.standing(budget, history, ledger=ledger))
                 if repetitions == SATURATED or (found and repetitions > found[0].repetitions):
                     continue
                 place = _refused_at(budget, history, ledger, plan, repetitions)
                 one = Refusal(
-                    repetitions=repetitions, place=place, ledger=ledger, history=history, datapoints=sizes[history],
-                    plan=plan,
+                    repetitions=repetitions, place=place, ledger=ledger, history=history, plan=plan,
+                    datapoints=everybody[history].datapoints,
                 )  # fmt: skip
                 if found and (repetitions, place) < (found[0].repetitions, found[0].place):
                     found.clear()
@@ -288,16 +282,18 @@ def repeated(
         raise Problem(
             "forbidden", f"It touches {known.datapoints} datapoints: so few are shown to no pipeline.", "like"
         )
-    [document] = _documents(database, book, [known.number])
+    if known.status == "denied":
+        raise Problem("invalid", f"Release {release} was denied: what was admitted can be repeated.", "like")
+    [document] = lives.holds(database, book, [known])
     pairs = [book.charge(charge, path=f"charges[{place}]") for place, charge in enumerate(document["charges"])]
     priced = Priced(charges=[charge for charge, _ in pairs], spelled=[spelled for _, spelled in pairs], reasons=[])
     fits = how_often(book, priced, most=times)
     scopes = [charge["scope"] for charge in document["charges"]]
     alike = 0
     if period is not None:
-        same = [each.number for each in period.releases if _series(each) == _series(known)]
+        same = [each for each in period.releases if _series(each) == _series(known)]
         alike = sum(
-            [charge["scope"] for charge in each["charges"]] == scopes for each in _documents(database, book, same)
+            [charge["scope"] for charge in each["charges"]] == scopes for each in lives.holds(database, book, same)
         )
     refused_at = None
     if period is not None and alike >= LEAST_RELEASES and fits < times:
@@ -315,10 +311,3 @@ def repeated(
         "alike": alike,
         "refused_at": refused_at,
     }
-
-
-def _documents(database: Database, book: Book, numbers: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Entries of the log, in its order."""
-    with database.transaction() as connection:
-        rows = connection.execute(_BODIES, {"name": book.name, "numbers": list(numbers)})
-        return [from_canonical(bytes(body)) for body in rows.scalars()]

@@ -274,7 +274,7 @@ def _bounds(book: Book) -> str:
 
 def budgets(book: Book, now: datetime) -> dict[str, Any]:
     """How the budget stood over all datapoints."""
-    found = readings.distribution(book, at=now)
+    found = readings.distribution(book, at=now) | {"quantiles": readings.quantiles(book)}
     kept = ("budget", "bound", "datapoints", "cohorts", "worst_off", "quantiles", "note")
     return {"number": book.number, **{name: found[name] for name in kept}}
 
