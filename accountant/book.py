@@ -131,6 +131,8 @@ class Release:
     audited: int | None = None  # the entry of its last audit
     mechanism: str | None = None  # that was proposed by its name
     standing: Standing[Brief] = _NOTHING_FOUND
+    proposed: tuple[tuple[str, str], ...] = ()  # codes and severities, of its decision
+    reached: tuple[float | None, float] | None = None  # what its decision read after it: ε of the worst-off, at this δ
 
     @property
     def findings(self) -> tuple[Brief, ...]:
@@ -310,6 +312,8 @@ class Book:
             expires_at=document.get("expires_at"),
             mechanism=_mechanism(document),
             standing=_proposed(tuple(_brief(each, None) for each in document.get("findings", ()))),
+            proposed=tuple((str(each["code"]), str(each["severity"])) for each in document.get("findings", ())),
+            reached=_reached(document),
         )
 
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
@@ -607,6 +611,15 @@ class Book:
                 for part in document["parts"]
             ),
         )
+
+
+def _reached(document: Document) -> tuple[float | None, float] | None:
+    """The reading that a decision recorded; None ε is no finite one."""
+    match document.get("decision"):
+        case {"epsilon": {"after": after, "delta": delta}}:
+            return after, delta
+        case _:
+            return None
 
 
 def _named(scope: Document) -> set[str]:

@@ -108,7 +108,10 @@ def _client() -> Stint:
 
 
 def _read_json(path: str) -> Any:
-    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    return _json_of(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes(), path)
+
+
+def _json_of(data: bytes, path: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as problem:

@@ -203,19 +203,26 @@ def report(
 
 
 @click.command("verify-report")
-@click.argument("file", metavar="REPORT.json|-")
+@click.argument("file", metavar="REPORT.json|REPORT.html|-")
 @_keys
 @_trusted_folder
 @_json_option
 def verify_report(*, file: str, keys: tuple[str, ...], data: Path | None, as_json: bool) -> int:
-    """Check offline that a report (as JSON) is the one that was signed: exit 0 if so, by a key that you trust."""
+    """Check offline that a report is the one that was signed: exit 0 if so, by a key that you trust.
+
+    Of HTML, what is signed is inside; and the page must be what this version prints of it, or somebody may have changed
+    what can be read there. Paper shows the digest that this command prints.
+    """
     from accountant import envelopes  # noqa: PLC0415
     from accountant.errors import Refused  # noqa: PLC0415
-    from service.cli import FINE, NOT_OK, _echo_json, _read_json  # noqa: PLC0415
+    from service import printed  # noqa: PLC0415
+    from service.cli import FINE, NOT_OK, _echo_json, _json_of  # noqa: PLC0415
     from service.signing import is_signed  # noqa: PLC0415
 
     trusted = [_key(each) for each in keys] or _installed(data)
-    document = _read_json(file)
+    content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    page = content if content[:9].lower() == b"<!doctype" else None
+    document = _json_of(content, file) if page is None else printed.carried_in(page)
     given = document if isinstance(document, dict) else {}
     try:
         opened = envelopes.open_document(
@@ -225,20 +232,35 @@ def verify_report(*, file: str, keys: tuple[str, ...], data: Path | None, as_jso
             is_signed=is_signed,
             trusted=trusted,
         )
+        _must_be_a_print(page, given)
     except Refused as refusal:
         answer = {"outcome": "broken", "reasons": [{"code": refusal.code, "message": refusal.message}], "signer": None}
         said = f"Broken: it proves nothing. {refusal.code}: {refusal.message}"
     else:
         outcome = "genuine" if opened.is_trusted else "consistent"
-        answer = {"outcome": outcome, "reasons": [], "signer": opened.signer.hex()}
+        digest = opened.subjects[0]["digest"]["sha256"]
+        answer = {"outcome": outcome, "reasons": [], "signer": opened.signer.hex(), "sha256": digest}
         period = f"{opened.predicate.get('population')}, {opened.predicate.get('from')} to {opened.predicate.get('to')}"
         known = "" if opened.is_trusted else ", signer unknown"
         said = f"{outcome.capitalize()}{known}: the report on {period}, signed with the key {opened.signer.hex()}."
+        said = f"{said}\nIts sha256 is {digest}."
     if as_json:
         _echo_json(answer)
     else:
         click.echo(said)
     return FINE if answer["outcome"] == "genuine" else NOT_OK
+
+
+def _must_be_a_print(page: bytes | None, document: dict[str, Any]) -> None:
+    """What can be read on a page must be what was signed; of JSON, that is one and the same."""
+    from accountant.errors import Refused  # noqa: PLC0415
+    from service import printed  # noqa: PLC0415
+
+    if page is not None and not printed.is_print_of(page, "report", document):
+        message = (
+            "the page is not what this version prints of the report in it: it was changed, or is of another version"
+        )
+        raise Refused("page.other", message)
 
 
 COMMANDS: Final[tuple[click.Command, ...]] = (certificate, verify_certificate, statement, verify_report)

@@ -12,19 +12,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from service.client import Stint, StintError
 from service.leash import Leash
 
 # What serves is imported where it is used: a price must not wait for a web server.
 if TYPE_CHECKING:
     from service.api.context import Parts
     from service.settings import Settings
-
-_DEMO_DAYS: Final = 0.01  # the key that makes the demo lives so long at most
 
 
 class CouldNot(Exception):
@@ -99,17 +97,17 @@ class Foreground:
         if self._asked_to_stop:
             raise KeyboardInterrupt
         if self._demo:
-            self._making = threading.Thread(target=self._make_demo, args=(parts, url), name="demo", daemon=True)
+            self._making = threading.Thread(target=self._make_demo, args=(parts,), name="demo", daemon=True)
             self._making.start()
         return Leash(self._settings, database_url=parts.database.url).stop if self._worker else None
 
-    def _make_demo(self, parts: Parts, url: str) -> None:
-        """Through the front door, with a key that opens it for a few minutes."""
+    def _make_demo(self, parts: Parts) -> None:
+        """Inside the service, since its times are made up too."""
+        import psycopg  # noqa: PLC0415
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
         from service import demo  # noqa: PLC0415
-        from service.errors import NotFound  # noqa: PLC0415
-        from service.operations import keys  # noqa: PLC0415
+        from service.errors import NotFound, Problem  # noqa: PLC0415
 
         started = time.monotonic()
         try:
@@ -117,15 +115,12 @@ class Foreground:
                 if len(book.releases) >= demo.proposals():
                     self._say(f"Demo population: {demo.POPULATION} (there already).", event="demo", steps=0)
                     return
-            key = keys.create(parts.database, name="demo", roles=["officer", "pipeline"], expires_in_days=_DEMO_DAYS)
-            try:
-                with Stint(url, key["secret"], retry_seconds=1) as client:
-                    steps = demo.seed(client)
-            finally:
-                keys.revoke(parts.database, key["id"])
-        except (StintError, SQLAlchemyError) as problem:
+            steps = demo.make(parts, now=datetime.now(UTC), is_stopped=lambda: self._asked_to_stop)
+        except (Problem, SQLAlchemyError, psycopg.Error, TimeoutError) as problem:
             if not self._asked_to_stop:
                 click.echo(f"stint: the demo population is not complete: {problem}", err=True)
+            return
+        if self._asked_to_stop:
             return
         seconds = time.monotonic() - started
         self._say(

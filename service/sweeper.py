@@ -102,6 +102,8 @@ def sweep(parts: Parts) -> int:
     parts.metrics.sweeps.inc()
     expired, failures = 0, list[Exception]()
     for row in due:
+        if row.name in parts.unswept:
+            continue
         operation = Operation(population=row.name, actor=ACTOR, decide=releases.expire(releases=row.releases[:1000]))
         try:
             expired += len(parts.writer.submit(operation).result(_WAIT_SECONDS).document["expired"])

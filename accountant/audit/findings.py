@@ -126,9 +126,13 @@ def verdicts_of(given: Mapping[str, str], *, path: str = "findings") -> dict[str
 
 
 def is_denied(finding: Finding, verdicts: Mapping[str, str]) -> bool:
-    """Whether a policy denies a release with this finding: by its code if the policy names it, else by its severity."""
-    verdict = verdicts.get(finding.code, verdicts.get(finding.severity, DEFAULT_VERDICTS[finding.severity]))
-    return verdict == "deny"
+    """Whether a policy denies a release with this finding."""
+    return verdict_on(finding.code, finding.severity, verdicts) == "deny"
+
+
+def verdict_on(code: str, severity: str, verdicts: Mapping[str, str]) -> str:
+    """What a policy says of a finding: by its code if the policy names it, else by its severity."""
+    return verdicts.get(code, verdicts.get(severity, DEFAULT_VERDICTS[severity]))
 
 
 def denying(findings: Iterable[Finding], verdicts: Mapping[str, str]) -> list[Finding]:

@@ -236,4 +236,5 @@ def budget(
     with parts.books.read(population) as book:
         if not actor.sees_individuals:
             windows = min(windows, book.size // LEAST_RANGE)
-        return readings.distribution(book, at=datetime.now(UTC), windows=windows)
+        found = readings.distribution(book, at=datetime.now(UTC), windows=windows)
+        return {**found, "quantiles": readings.quantiles(book)}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from service.dashboard.drawing import (
     LETTER,
@@ -23,6 +23,7 @@ from service.dashboard.drawing import (
     at_most,
     day,
     figure,
+    fits,
     fitting,
     hatch,
     label,
@@ -46,8 +47,20 @@ if TYPE_CHECKING:
 
 READINGS_DRAWN: Final = 240
 BARS_DRAWN: Final = 16
-_LEFT, _TOP, _BOTTOM = 34.0, 16.0, 40.0
-_HEIGHT: Final = 210.0
+_LEFT, _TOP, _BOTTOM = 34.0, 20.0, 44.0
+_HEIGHT: Final = 214.0
+_ENDS: Final = 92.0  # of the width, for what is written where lines end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On which terms every ε of a chart holds: with which δ, and for one what."""
+
+    delta: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"δ = {self.delta:g}, per {self.unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +120,17 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """Something that is expected at a time."""
+class Foreseen:
+    """What would be spent and held from a time on, if things go on as they went: no bound."""
 
     at: datetime
-    label: str
+    standing: float | None
 
 
 # ---------------------------------------------------------------- over time
 
 
-def step_chart(*, name: str, title: str, readings: Sequence[Reading], until: datetime) -> Markup:
+def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Reading], until: datetime) -> Markup:
     """What was spent and held against the budget, from one reading to the next, up to `until`."""
     drawn, said = thinned(readings), "Nothing has been read yet."
     marks: list[Markup] = [hatch(name, class_="chart-held-line")]
@@ -125,10 +138,12 @@ def step_chart(*, name: str, title: str, readings: Sequence[Reading], until: dat
         last = drawn[-1]
         said = (
             f"At the end, ε ≤ {raised(at_most(last.spent))} is spent and {raised(at_most(last.held))} held of a budget "
-            f"of {raised(last.budget)}: upper bounds, for whoever has most behind them."
+            f"of {raised(last.budget)} ({terms}): upper bounds, for whoever has most behind them."
         )
+        drawn, before = _since_the_first(drawn, max(until, last.at))
+        said += before
         until = _not_at_once(drawn, until)
-        right = WIDTH - 84
+        right = WIDTH - _ENDS
         across, upward = _axes(drawn, start=drawn[0].at, stop=until, right=right)
         marks += _grid(upward, across, drawn[0].at, until, right=right)
         floor = [(x, upward(0)) for x in (across(_seconds(until)), across(_seconds(drawn[0].at)))]
@@ -146,16 +161,16 @@ def step_chart(*, name: str, title: str, readings: Sequence[Reading], until: dat
             path(budget, class_="chart-budget", stroke_dasharray="5 3"),
         ]
         ends = [
-            (upward(last.budget), f"budget {raised(last.budget)}", "chart-budget-label"),
-            (upward(last.standing), f"held {raised(at_most(last.held))}", "chart-held-label"),
-            (upward(at_most(last.spent)), f"spent {raised(at_most(last.spent))}", "chart-spent-label"),
+            (upward(last.budget), "budget", raised(last.budget), "chart-budget-label"),
+            (upward(last.standing), "held", raised(at_most(last.held)), "chart-held-label"),
+            (upward(at_most(last.spent)), "spent", raised(at_most(last.spent)), "chart-spent-label"),
         ]
         marks += _end_labels(ends, x=right + 4, width=WIDTH - right - 4)
+    kept = thinned(readings)
     rows = [
-        [moment(each.at), raised(at_most(each.spent)), raised(at_most(each.held)), raised(each.budget)]
-        for each in drawn
+        [moment(each.at), raised(at_most(each.spent)), raised(at_most(each.held)), raised(each.budget)] for each in kept
     ]
-    if len(drawn) < len(readings):
+    if len(kept) < len(readings):
         said += f" Of {len(readings):,} readings, the highest of each stretch is shown."
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
@@ -167,78 +182,87 @@ def forecast_chart(
     *,
     name: str,
     title: str,
+    terms: Terms,
     readings: Sequence[Reading],
     now: datetime,
-    exhausted_at: datetime | None,
-    refused: Mark | None = None,
+    ahead: Sequence[Foreseen],
+    refused: Foreseen,
+    what: str,
 ) -> Markup:
-    """What was spent and held so far, and a straight line from there to where the budget is reached.
+    """What was spent and held so far, the steps that follow if it goes on like this, and the one that is refused.
 
-    The line is an extrapolation and no bound, which is said. Where its end is far away, only its beginning is drawn.
+    `what` names the release that `refused` is: when it is due, and what it would bring its people to. All that is ahead
+    is an extrapolation and no bound, which is said. Where it is far away, only its beginning is drawn.
     """
     drawn = thinned(readings)
     marks: list[Markup] = []
-    said, rows = "Nothing has been read yet, so nothing can be extrapolated.", []
+    said, rows = "Nothing has been read yet, so nothing can be extrapolated.", list[list[str]]()
     if drawn:
         last, now = drawn[-1], max(now, drawn[-1].at)
-        end = exhausted_at if exhausted_at is not None and exhausted_at > now and last.budget < math.inf else None
-        said = _outlook(exhausted_at, end, refused)
+        coming = sorted((each for each in ahead if each.at > now), key=lambda each: each.at)
+        end = max([refused.at, now, *(each.at for each in coming)])
+        said = (
+            f"So far, ε ≤ {raised(last.standing)} is spent and held of a budget of {raised(last.budget)} ({terms}). If "
+            f"it goes on like this, {what} is refused on {day(end)}: it would bring them to "
+            f"{raised(at_most(refused.standing))}. An extrapolation, no bound."
+        )
+        rows = [[moment(each.at), raised(each.standing), raised(each.budget)] for each in drawn]
+        drawn, before = _since_the_first(drawn, end)
+        said += before
         stop = _horizon(drawn[0].at, now, end)
-        if refused is not None:
-            stop = max(stop, _horizon(drawn[0].at, now, refused.at))
-        right = WIDTH - 84
-        across, upward = _axes(drawn, start=drawn[0].at, stop=stop, right=right)
+        right = WIDTH - _ENDS
+        reach = [at_most(refused.standing), *(at_most(each.standing) for each in coming)]
+        across, upward = _axes(drawn, start=drawn[0].at, stop=stop, right=right, reach=reach)
         marks += _grid(upward, across, drawn[0].at, stop, right=right)
         here = across(_seconds(now))
         standing = _stairs([(across(_seconds(each.at)), upward(each.standing)) for each in drawn], here)
         marks.append(
             path([*standing, (here, upward(0)), (standing[0][0], upward(0))], class_="chart-spent", closed=True)
         )
-        level = upward(last.budget)
+        level, tip = upward(last.budget), across(_seconds(min(stop, end)))
         marks.append(line(x1=across.start, x2=right, y1=level, y2=level, class_="chart-budget", dashes="5 3"))
-        if end is not None:
-            share = (_seconds(min(stop, end)) - _seconds(now)) / (_seconds(end) - _seconds(now))
-            start = min(last.standing, last.budget)
-            tip = (across(_seconds(min(stop, end))), upward(start + share * (last.budget - start)))
-            marks.append(path([(here, upward(start)), tip], class_="chart-forecast", stroke_dasharray="4 3"))
-            if end <= stop:
-                marks.append(tag("circle", class_="chart-end", cx=tip[0], cy=tip[1], r=3.5))
-        marks += _moments(across, now=now, refused=refused, floor=upward(0), right=right)
+        steps = [
+            (here, upward(last.standing)),
+            *((across(_seconds(each.at)), upward(at_most(each.standing))) for each in coming if each.at <= stop),
+        ]
+        marks.append(path(_stairs(steps, tip), class_="chart-forecast", stroke_dasharray="4 3"))
+        refusal = (tip, upward(at_most(refused.standing))) if end <= stop else None
+        if refusal is not None:
+            marks += [
+                line(x1=tip, x2=tip, y1=steps[-1][1], y2=refusal[1], class_="chart-refused", dashes="2 2"),
+                *_cross(*refusal),
+            ]
+        marks += _moments(across, now=now, refused=None if refusal is None else end, floor=upward(0), right=right)
         ends = [
-            (level, f"budget {raised(last.budget)}", "chart-budget-label"),
-            (upward(last.standing), f"so far {raised(last.standing)}", "chart-spent-label"),
+            (level, "budget", raised(last.budget), "chart-budget-label"),
+            (upward(last.standing), "now", raised(last.standing), "chart-spent-label"),
         ]
         marks += _end_labels(ends, x=right + 4, width=WIDTH - right - 4)
-        rows = [[moment(each.at), raised(each.standing), raised(each.budget)] for each in drawn]
-        if exhausted_at is not None:
-            rows.append([f"{moment(exhausted_at)}, extrapolated", raised(last.budget), raised(last.budget)])
+        rows += [
+            [f"{moment(each.at)}, extrapolated", raised(at_most(each.standing)), raised(last.budget)] for each in coming
+        ]
+        rows.append([f"{moment(end)}, refused", raised(at_most(refused.standing)), raised(last.budget)])
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
         columns=["From (UTC)", "Spent and held, ε ≤", "Budget, ε"], rows=rows,
     )  # fmt: skip
 
 
-def _outlook(exhausted_at: datetime | None, end: datetime | None, refused: Mark | None) -> str:
-    if exhausted_at is None:
-        said = "Nothing follows from what happened so far: at the current rate, the budget is not used up."
-    elif end is not None:
-        said = f"If it goes on like this, the budget is used up on {day(end)}. An extrapolation, no bound."
-    else:
-        said = "The budget of whoever has most behind them is used up."
-    return said if refused is None else f"{said} The first to be refused: {refused.label}, on {day(refused.at)}."
+def _cross(x: float, y: float) -> Iterator[Markup]:
+    for slope in (1, -1):
+        x1, x2 = max(0.0, x - 4), min(WIDTH, x + 4)
+        yield line(x1=x1, x2=x2, y1=max(0.0, y - 4 * slope), y2=max(0.0, y + 4 * slope), class_="chart-refused")
 
 
-def _moments(across: Scale, *, now: datetime, refused: Mark | None, floor: float, right: float) -> Iterator[Markup]:
-    """Today, and the first refusal: lines across the drawing, with words above them that keep apart."""
-    shown: list[tuple[float, str, str, str, str | None]] = [
-        (across(_seconds(now)), "today", "chart-now", "chart-quiet", "1 3")
-    ]
-    if refused is not None and refused.at <= datetime.fromtimestamp(across.highest, UTC):
-        shown.append((across(_seconds(refused.at)), "first refused", "chart-refused", "chart-bad", None))
-    places = apart([each[0] for each in shown], gap=60, lowest=_LEFT + 8, highest=right)
-    for (x, words, class_, label_class, dashes), place in zip(shown, places, strict=True):
-        yield line(x1=x, x2=x, y1=_TOP, y2=floor, class_=class_, dashes=dashes)
-        yield label(words, x=place, y=_TOP - 5, class_=label_class, anchor="middle")
+def _moments(across: Scale, *, now: datetime, refused: datetime | None, floor: float, right: float) -> Iterator[Markup]:
+    """Today, and the first refusal: words above the drawing that keep apart, over lines."""
+    shown: list[tuple[float, str, str]] = [(across(_seconds(now)), "today", "chart-quiet")]
+    if refused is not None:
+        shown.append((across(_seconds(refused)), "refused", "chart-bad"))
+    places = apart([each[0] for each in shown], gap=52, lowest=_LEFT + 8, highest=right)
+    yield line(x1=shown[0][0], x2=shown[0][0], y1=_TOP, y2=floor, class_="chart-now", dashes="1 3")
+    for (_, words, label_class), place in zip(shown, places, strict=True):
+        yield label(words, x=place, y=_TOP - 6, class_=label_class, anchor="middle")
 
 
 def thinned(readings: Sequence[Reading]) -> list[Reading]:
@@ -253,6 +277,21 @@ def thinned(readings: Sequence[Reading]) -> list[Reading]:
     stretches = [ordered[start:stop] for start, stop in pairwise(edges)]
     highest = [replace(max(each, key=lambda reading: reading.standing), at=each[0].at) for each in stretches]
     return [*highest, ordered[-1]]
+
+
+def _since_the_first(drawn: list[Reading], until: datetime) -> tuple[list[Reading], str]:
+    """The readings from shortly before the first charge on, if most of the time before was empty; and a sentence.
+
+    Whoever came late has little to show of the years before, and all of it in a corner.
+    """
+    first = next((place for place, each in enumerate(drawn) if each.standing > 0), 0)
+    if first == 0 or (until - drawn[first].at) * 2 > until - drawn[0].at:
+        return drawn, ""
+    begun = drawn[first].at - (until - drawn[first].at) / 20
+    start = max(begun, drawn[0].at)
+    before = next(each for each in reversed(drawn[:first]) if each.at <= start)
+    said = f" Before {day(drawn[first].at)}, nothing was released about them."
+    return [replace(before, at=start), *(each for each in drawn if each.at > start)], said
 
 
 def _seconds(at: datetime) -> float:
@@ -273,8 +312,11 @@ def _horizon(start: datetime, now: datetime, end: datetime | None) -> datetime:
     return min(end, now + 4 * so_far) + so_far / 10
 
 
-def _axes(readings: Sequence[Reading], *, start: datetime, stop: datetime, right: float) -> tuple[Scale, Scale]:
-    values = [value for each in readings for value in (each.standing, at_most(each.budget)) if value < math.inf]
+def _axes(
+    readings: Sequence[Reading], *, start: datetime, stop: datetime, right: float, reach: Sequence[float] = ()
+) -> tuple[Scale, Scale]:
+    read = [value for each in readings for value in (each.standing, at_most(each.budget))]
+    values = [value for value in (*read, *reach) if value < math.inf]
     across = Scale(lowest=_seconds(start), highest=_seconds(stop), start=_LEFT, stop=right)
     top = max([*values, 0.0]) * 1.08
     return across, Scale(lowest=0.0, highest=top or 1.0, start=_HEIGHT - _BOTTOM, stop=_TOP)
@@ -282,14 +324,23 @@ def _axes(readings: Sequence[Reading], *, start: datetime, stop: datetime, right
 
 def _grid(upward: Scale, across: Scale, start: datetime, stop: datetime, *, right: float) -> Iterator[Markup]:
     yield from _rungs(upward, right=right)
-    yield label("ε", x=4.0, y=_TOP - 4, class_="chart-quiet")
-    for at, words in time_ticks(start, stop, most=5):
+    yield label("ε", x=4.0, y=_TOP - 6, class_="chart-quiet")
+    for at, words in _with_room(start, stop, width=right - across.start):
         x = across(_seconds(at))
         yield line(x1=x, x2=x, y1=upward(0), y2=upward(0) + 4, class_="chart-axis")
-        yield label(words, x=x, y=upward(0) + 15, class_="chart-quiet", anchor=_anchor(x, words, right=WIDTH))
+        yield label(words, x=x, y=upward(0) + 16, class_="chart-quiet", anchor=_anchor(x, words, right=WIDTH))
     same_day = day(start) == day(stop)
     written = f"time (UTC), {day(start)}" if same_day else f"time (UTC), {day(start)} to {day(stop)}"
-    yield label(written, x=(across.start + right) / 2, y=_HEIGHT - 6, class_="chart-quiet", anchor="middle")
+    yield label(written, x=WIDTH / 2, y=_HEIGHT - 6, class_="chart-quiet", anchor="middle")
+
+
+def _with_room(start: datetime, stop: datetime, *, width: float) -> list[tuple[datetime, str]]:
+    """As many round times as can be written beside each other."""
+    for most in (6, 5, 4, 3):
+        found = time_ticks(start, stop, most=most)
+        if fits("m".join(words for _, words in found), width=width):
+            return found
+    return []
 
 
 def _rungs(upward: Scale, *, right: float) -> Iterator[Markup]:
@@ -312,17 +363,21 @@ def _stairs(places: Sequence[tuple[float, float]], end: float) -> list[tuple[flo
     return [*stairs, (end, places[-1][1])]
 
 
-def _end_labels(ends: Sequence[tuple[float, str, str]], *, x: float, width: float) -> Iterator[Markup]:
-    """What lines are, written where they end, in the order of their heights and apart from each other."""
-    places = apart([y for y, _, _ in ends], gap=LETTER + 2, lowest=_TOP - 4, highest=_HEIGHT - _BOTTOM)
-    for y, (_, words, class_) in zip(places, ends, strict=True):
-        yield label(fitting(words, width=width, bold=True), x=x, y=y + 4, class_=class_)
+def _end_labels(ends: Sequence[tuple[float, str, str, str]], *, x: float, width: float) -> Iterator[Markup]:
+    """What lines are, written where they end, in the order of their heights and apart from each other.
+
+    Where a word and its number have no room together, the number stands alone: it is not cut.
+    """
+    places = apart([y for y, *_ in ends], gap=LETTER + 2, lowest=_TOP - 4, highest=_HEIGHT - _BOTTOM)
+    for y, (_, word, number, class_) in zip(places, ends, strict=True):
+        words = f"{word} {number}"
+        yield label(words if fits(words, width=width, bold=True) else number, x=x, y=y + 4, class_=class_)
 
 
 # ---------------------------------------------------------------- over datapoints, tasks and windows
 
 
-def histogram(*, name: str, title: str, bins: Sequence[Bin], budget: float) -> Markup:
+def histogram(*, name: str, title: str, terms: Terms, bins: Sequence[Bin], budget: float) -> Markup:
     """How many datapoints have how much behind them; a bar that stands for anybody can be seen."""
     total = sum(each.count for each in bins)
     most = max((each.count for each in bins), default=0)
@@ -332,8 +387,8 @@ def histogram(*, name: str, title: str, bins: Sequence[Bin], budget: float) -> M
         fullest = max(bins, key=lambda each: each.count)
         furthest = max(each.upper for each in bins if each.count)
         said = (
-            f"{fullest.count:,} of {total:,} have between {fullest.lower:.3g} and {raised(fullest.upper)} behind them, "
-            f"spent and held together; nobody has more than {raised(max(furthest, 0.0))}."
+            f"{fullest.count:,} of {total:,} have between ε = {fullest.lower:.3g} and {raised(fullest.upper)} behind "
+            f"them, spent and held together; nobody has more than {raised(max(furthest, 0.0))} ({terms}, upper bounds)."
         )
         right = WIDTH - 10
         highest = max([budget, *(each.upper for each in bins if math.isfinite(each.upper))])
@@ -359,7 +414,7 @@ def histogram(*, name: str, title: str, bins: Sequence[Bin], budget: float) -> M
                 label(
                     short(value),
                     x=x,
-                    y=upward(0) + 15,
+                    y=upward(0) + 16,
                     class_="chart-quiet",
                     anchor=_anchor(x, short(value), right=WIDTH),
                 ),
@@ -386,46 +441,32 @@ def _counted(upward: Scale, *, right: float) -> Iterator[Markup]:
             yield label(short(value), x=_LEFT + 2, y=y + 4, class_="chart-quiet", anchor="end")
 
 
-_ROW: Final = 46.0
+_ROW: Final = 52.0
 
 
-def bars(*, name: str, title: str, meters: Sequence[Meter]) -> Markup:
-    """One bar for each task or window: its whole length is its budget. Those with least available come first."""
-    ordered = sorted(meters, key=lambda each: (_share(_available(each), each.budget), each.label))
+def bars(
+    *, name: str, title: str, terms: Terms, meters: Sequence[Meter], order: Literal["least", "given"] = "least"
+) -> Markup:
+    """One bar for each task or window: its whole length is its budget.
+
+    Those with least available come first, and where two have the same, the one that was given first; or all as given.
+    """
+    least = sorted(meters, key=lambda each: _share(_available(each), each.budget))
+    ordered = least if order == "least" else list(meters)
     drawn = ordered[:BARS_DRAWN]
     said = "There is nothing to show yet."
     if ordered:
-        first = ordered[0]
+        first = least[0]
         said = (
             f"Least is available in {fitting(first.label, width=400)}: {lowered(_available(first))} of a budget of "
-            f"{raised(first.budget)}. Spent and held are upper bounds; a whole bar is a whole budget."
+            f"ε = {raised(first.budget)} ({terms}). Spent and held are upper bounds; a whole bar is a whole budget."
         )
     if len(drawn) < len(ordered):
-        said += f" The {len(drawn)} with least available of {len(ordered):,} are drawn, and all are in the table."
+        which = f"The {len(drawn)} with least available" if order == "least" else f"The first {len(drawn)}"
+        said += f" {which} of {len(ordered):,} are drawn, and all are in the table."
     marks: list[Markup] = [hatch(name, class_="chart-held-line")]
     for place, each in enumerate(drawn):
-        top = place * _ROW
-        spent, held, available = at_most(each.spent), at_most(each.held), _available(each)
-        across = Scale(lowest=0.0, highest=at_most(each.budget), start=0.0, stop=WIDTH)
-        edge, end = across(spent), across(spent + held)
-        figures = (
-            f"spent {raised(spent)} · held {raised(held)} · available {lowered(available)} of {raised(each.budget)}"
-        )
-        marks += [
-            label(fitting(each.label, width=WIDTH, bold=True), x=0.0, y=top + 11, class_="chart-name"),
-            tag("rect", class_="chart-track", x=0.0, y=top + 16, width=WIDTH, height=10.0, fill="none"),
-            tag("rect", class_="chart-spent", x=0.0, y=top + 16, width=edge, height=10.0),
-            tag(
-                "rect",
-                class_="chart-held",
-                x=edge,
-                y=top + 16,
-                width=end - edge,
-                height=10.0,
-                fill=f"url(#{name}-held)",
-            ),
-            label(fitting(figures, width=WIDTH + 20), x=0.0, y=top + 38, class_="chart-quiet"),
-        ]
+        marks += _bar(each, top=place * _ROW, pattern=f"url(#{name}-held)")
     rows: list[list[str | Cell]] = [
         [
             _linked(each.label, each.link), raised(at_most(each.spent)), raised(at_most(each.held)),
@@ -437,6 +478,19 @@ def bars(*, name: str, title: str, meters: Sequence[Meter]) -> Markup:
         name=name, title=title, about=said, height=max(1, len(drawn)) * _ROW, marks=marks,
         columns=["Name", "Spent, ε ≤", "Held, at most", "Available, ε", "Budget, ε"], rows=rows,
     )  # fmt: skip
+
+
+def _bar(meter: Meter, *, top: float, pattern: str) -> Iterator[Markup]:
+    """The name, the bar, and below it what is spent, held and available."""
+    spent, held, available = at_most(meter.spent), at_most(meter.held), _available(meter)
+    across = Scale(lowest=0.0, highest=at_most(meter.budget), start=0.0, stop=WIDTH)
+    edge, end = across(spent), across(spent + held)
+    yield label(fitting(meter.label, width=WIDTH, bold=True), x=0.0, y=top + 12, class_="chart-name")
+    yield tag("rect", class_="chart-track", x=0.0, y=top + 17, width=WIDTH, height=10.0, fill="none")
+    yield tag("rect", class_="chart-spent", x=0.0, y=top + 17, width=edge, height=10.0)
+    yield tag("rect", class_="chart-held", x=edge, y=top + 17, width=end - edge, height=10.0, fill=pattern)
+    yield label(f"spent {raised(spent)} · held {raised(held)}", x=0.0, y=top + 40, class_="chart-quiet")
+    yield label(f"available {lowered(available)}", x=WIDTH, y=top + 40, class_="chart-quiet", anchor="end")
 
 
 def _available(meter: Meter) -> float:
@@ -487,16 +541,16 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         icon, word, tone = _WORDS[each.verdict]
         lower, promise = at_least(each.lower), at_most(each.promise)
         left, right = across(lower), across(promise)
-        verdict, y = f"{icon} {word}", top + 21
+        verdict, y = f"{icon} {word}", top + 22
         marks += [
-            label(fitting(each.label, width=WIDTH, bold=True), x=0.0, y=top + 11, class_="chart-name"),
-            label(verdict, x=WIDTH, y=top + 38, class_=f"chart-{tone}", anchor="end"),
+            label(fitting(each.label, width=WIDTH - 116, bold=True), x=0.0, y=top + 12, class_="chart-name"),
+            label(verdict, x=WIDTH, y=top + 12, class_=f"chart-{tone}", anchor="end"),
             line(x1=across.start, x2=across.stop, y1=y, y2=y, class_="chart-hair"),
             line(x1=left, x2=right, y1=y, y2=y, class_=f"chart-between-{tone}"),
             line(x1=right, x2=right, y1=y - 6, y2=y + 6, class_="chart-promise"),
             tag("circle", class_=f"chart-found-{tone}", cx=left, cy=y, r=4.0),
             label(
-                f"at least {lowered(lower)} found · at most {raised(promise)} promised", x=0.0, y=top + 38,
+                f"at least {lowered(lower)} found · at most {raised(promise)} promised", x=0.0, y=top + 40,
                 class_="chart-quiet",
             ),
         ]  # fmt: skip
@@ -505,12 +559,12 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         x, words = across(value), short(value)
         marks += [
             line(x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="chart-axis"),
-            label(words, x=x, y=bottom + 15, class_="chart-quiet", anchor=_anchor(x, words, right=WIDTH)),
+            label(words, x=x, y=bottom + 16, class_="chart-quiet", anchor=_anchor(x, words, right=WIDTH)),
         ]
     if drawn:
         marks += [
             line(x1=across.start, x2=across.stop, y1=bottom, y2=bottom, class_="chart-axis"),
-            label("ε: ● found, | promised", x=WIDTH, y=bottom + 30, class_="chart-quiet", anchor="end"),
+            label("ε: ● found, | promised", x=WIDTH, y=bottom + 32, class_="chart-quiet", anchor="end"),
         ]
     rows: list[list[str | Cell]] = [
         [
@@ -520,7 +574,7 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         for each in intervals
     ]  # fmt: skip
     return figure(
-        name=name, title=title, about=said, height=bottom + 34, marks=marks,
+        name=name, title=title, about=said, height=bottom + 38, marks=marks,
         columns=["Audit", "Found, ε ≥", "Promised, ε ≤", "Confidence", "Verdict"], rows=rows,
     )  # fmt: skip
 
@@ -537,7 +591,7 @@ def curve(*, name: str, title: str, epsilon: float | None, delta: float, points:
     (Wasserman and Zhou 2010, theorem 2.4; Kairouz, Oh and Viswanath 2015). Beyond it is shaded. A point is a measured
     rate, not a bound: what an audit proves allows for chance and is its lower bound.
     """
-    side, bottom = WIDTH - _LEFT - 16, WIDTH - 16
+    side, bottom = WIDTH - _LEFT - 16, WIDTH - 12
     across = Scale(lowest=0.0, highest=1.0, start=_LEFT, stop=_LEFT + side)
     upward = Scale(lowest=0.0, highest=1.0, start=bottom, stop=bottom - side)
     limit = frontier(epsilon=at_most(epsilon), delta=delta)
@@ -564,7 +618,7 @@ def curve(*, name: str, title: str, epsilon: float | None, delta: float, points:
             ("chart-guess", "guessing", "2 3"),
         )
     ):
-        y = bottom + 38 + 14 * place
+        y = bottom + 44 + 16 * place
         marks += [
             line(x1=_LEFT, x2=_LEFT + 24, y1=y - 4, y2=y - 4, class_=kind, dashes=dashes),
             label(words, x=_LEFT + 30, y=y, class_="chart-quiet"),
@@ -580,7 +634,7 @@ def curve(*, name: str, title: str, epsilon: float | None, delta: float, points:
     )
     rows = [[f"{each.false_positive:.4g}", f"{each.true_positive:.4g}"] for each in ordered]
     return figure(
-        name=name, title=title, about=said, height=bottom + 72, marks=marks,
+        name=name, title=title, about=said, height=bottom + 82, marks=marks,
         columns=["False positives", "True positives"], rows=rows,
     )  # fmt: skip
 
@@ -614,7 +668,7 @@ def _square(across: Scale, upward: Scale, *, side: float) -> Iterator[Markup]:
         yield line(x1=x, x2=x, y1=upward(0), y2=upward(1), class_=kind)
         yield line(x1=across(0), x2=across(1), y1=y, y2=y, class_=kind)
         yield label(
-            f"{100 * value:g}", x=x, y=upward(0) + 13, class_="chart-quiet", anchor="middle" if value < 1 else "end"
+            f"{100 * value:g}", x=x, y=upward(0) + 14, class_="chart-quiet", anchor="middle" if value < 1 else "end"
         )
         if value:
             yield label(f"{100 * value:g}", x=_LEFT - 3, y=y + 4, class_="chart-quiet", anchor="end")
@@ -622,7 +676,7 @@ def _square(across: Scale, upward: Scale, *, side: float) -> Iterator[Markup]:
     yield label(
         "% called present, of those who were not",
         x=across(0) + side,
-        y=upward(0) + 25,
+        y=upward(0) + 28,
         class_="chart-quiet",
         anchor="end",
     )

@@ -80,6 +80,7 @@ def _shown(
                 epsilon=book.promise.epsilon, delta=book.promise.delta, unit=book.unit, adjacency=book.adjacency,
                 proof_status=book.proof_status,
             ).odds(),
+            "odds_so_far": statements.odds_so_far(book, shown["epsilon"]["spent"]),
             "releases": len(touched),
             "left": sum(book.releases[name].status in {"committed", "expired"} for name in touched),
             "held": sum(book.releases[name].status == "held" for name in touched),
@@ -95,7 +96,11 @@ def _draw(data: Mapping[str, Any]) -> dict[str, Any]:
         return {"steps": None}
     now: datetime = over_time([data["history"][-1] | {"at": data["at"]}])[0].at
     title = f"Spent and held of {data['unit']} {data['ordinal']:,}, over time"
-    return {"steps": charts.step_chart(name="steps", title=title, readings=over_time(data["history"]), until=now)}
+    terms = charts.Terms(delta=data["budget"]["delta"], unit=data["unit"])
+    drawn = charts.step_chart(
+        name="steps", title=title, terms=terms, readings=over_time(data["history"]), until=now
+    )  # fmt: skip
+    return {"steps": drawn}
 
 
 @action(

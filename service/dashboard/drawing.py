@@ -1,8 +1,8 @@
 """What all charts are drawn with: elements that escape, scales, ticks, labels that keep apart, the frame of a figure.
 
 Nothing here has a style of its own: marks carry classes, which the style sheets colour, and presentation attributes,
-which a strict content policy allows. A drawing is 360 units wide and written in letters of 11, so that it can be read
-on a screen of 320 pixels and beside text.
+which a strict content policy allows. A drawing is 320 units wide and laid out for letters of 12.5, so that it can be
+read on a screen of 320 pixels; on a wider one, where it is drawn larger, the style sheet writes smaller ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from service.printed import up
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WIDTH: Final = 360.0
-LETTER: Final = 11.0
-_LETTER_WIDTH, _BOLD_WIDTH = 6.3, 7.0  # of an average letter, rather too wide
+WIDTH: Final = 320.0
+LETTER: Final = 12.5
+_LETTER_WIDTH, _BOLD_WIDTH = 7.2, 8.0  # of an average letter, rather too wide
 # What turns writing around or is no writing at all; names are other people's words.
 _UNWRITTEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 _NAME: Final = re.compile("[a-z][a-z0-9-]*")
@@ -73,12 +73,22 @@ def path(points: Iterable[tuple[float, float]], *, class_: str, closed: bool = F
 def fitting(words: str, *, width: float, bold: bool = False) -> str:
     """The words, or as many of their letters as fit, with an ellipsis; the whole is in the table.
 
-    >>> fitting("a population with a long name", width=80)
+    For names. A number is never cut: half of one is another.
+
+    >>> fitting("a population with a long name", width=92)
     'a populatio…'
     """
     words = _written(words)
-    most = max(1, int(width / (_BOLD_WIDTH if bold else _LETTER_WIDTH)))
-    return words if len(words) <= most else f"{words[: max(0, most - 1)]}…"
+    return words if fits(words, width=width, bold=bold) else f"{words[: max(0, _most(width, bold=bold) - 1)]}…"
+
+
+def fits(words: str, *, width: float, bold: bool = False) -> bool:
+    """Whether words have room, whichever letters they are made of."""
+    return len(words) <= _most(width, bold=bold)
+
+
+def _most(width: float, *, bold: bool) -> int:
+    return max(1, int(width / (_BOLD_WIDTH if bold else _LETTER_WIDTH)))
 
 
 def apart(places: Sequence[float], *, gap: float, lowest: float, highest: float) -> list[float]:
@@ -196,8 +206,7 @@ def time_ticks(start: datetime, stop: datetime, *, most: int = 5) -> list[tuple[
             return [(at, f"{at:%-d %b}") for at in _stepped(start, stop, days * _DAY)]
     for months in (1, 2, 3, 6, 12, 24, 60, 120, 240, 600, 1200, 6000, 12_000, 60_000):
         if seconds / (months * 30.4 * _DAY) <= most - 1:
-            form = "%b %Y" if months < 12 else "%Y"
-            return [(at, f"{at:{form}}") for at in _first_days(start, stop, months)]
+            return [(at, f"{at:%Y}" if at.month == 1 else f"{at:%b}") for at in _first_days(start, stop, months)]
     return []
 
 

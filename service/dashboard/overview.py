@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Query
-from pyroaring import BitMap
 from sqlalchemy import text
 
 from service.api import populations as populations_api
@@ -68,12 +67,10 @@ _GLANCES = _Glances()
 def glance(book: Book) -> dict[str, Any]:
     """A population in a line: how its worst-off datapoint stands, and what needs somebody's eye."""
     budget = book.policy.budget
-    over = sum(
-        datapoints
-        for history, datapoints in book.ledger.cohorts.sizes()
-        if not budget.admits(readings.standing(budget, history))
-    )
-    worst = readings.worst_off(book, BitMap(range(book.size))) if book.size else None
+    # Whoever reads well below the budget is within it; at the edge, and beyond, the gate itself is asked.
+    near = [each for each in readings.everybody(book).values() if each.meter > 0.999 * budget.epsilon]
+    over = sum(each.datapoints for each in near if not budget.admits(readings.standing(budget, each.history)))
+    worst = readings.shown(readings.reading(budget, readings.worst_of_all(book))) if book.size else None
     found: dict[str, dict[str, Any]] = {}
     flagged = 0
     for release in reversed(book.releases.values()):
@@ -83,7 +80,8 @@ def glance(book: Book) -> dict[str, Any]:
             new = {"code": code, "severity": severity, "releases": 0, "release": release.id, "at": release.at}
             found.setdefault(code, new)["releases"] += 1
     promise = book.promise
-    kept = all(promise.admits(readings.standing(promise, history)) for history, _ in book.ledger.cohorts.sizes())
+    # What the policy admits, the promise does; policies only ever lower it.
+    kept = all(promise.admits(readings.standing(promise, each.history)) for each in near)
     available = budget.epsilon if worst is None or worst["available"] is None else worst["available"]
     return {
         "name": book.name,

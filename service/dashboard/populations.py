@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse
@@ -23,7 +23,7 @@ from service.dashboard.releases import epsilons, naming_individuals
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound, Problem
-from service.operations import lives, outlooks, populations, readings, releases, reports
+from service.operations import lives, outlooks, populations, readings, releases, reports, statements
 from service.operations.keys import Actor
 from service.store.writer import stamp
 
@@ -41,7 +41,6 @@ TaskVisitor = Annotated[Actor, as_in(populations_api.get_task)]
 Like = Annotated[str | None, Query(pattern=r"^(rel_[0-9A-Z]{26})?$", description="repeat this release")]
 Times = Annotated[int, Query(ge=1, le=outlooks.MOST_TIMES, description="so often")]
 TASKS_SHOWN, WINDOWS_SHOWN, LIKE_SHOWN, TASK_PAGE, TASK_RELEASES = 12, 12, 25, 50, 50
-_ADMITTED: Final = frozenset({"held", "committed", "expired"})
 
 
 @router.get("/populations/{population}", include_in_schema=False)
@@ -56,41 +55,32 @@ def short(population: Population, _actor: Visitor) -> RedirectResponse:
 def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     now = datetime.fromisoformat(data["at"])
     budget, population = data["budget"], data["population"]
+    terms = charts.Terms(delta=budget["budget"]["delta"], unit=data["unit"])
     drawn: dict[str, Markup | None] = dict.fromkeys(("steps", "histogram", "tasks", "windows", "forecast"))
     if data["history"]:
         drawn["steps"] = charts.step_chart(
-            name="steps", title="Spent and held by the worst-off, over time", readings=over_time(data["history"]),
-            until=now,
+            name="steps", title="Spent and held by the worst-off, over time", terms=terms,
+            readings=over_time(data["history"]), until=now,
         )  # fmt: skip
     if budget["histogram"]:
         drawn["histogram"] = charts.histogram(
-            name="histogram", title="How much datapoints have behind them",
+            name="histogram", title="How much datapoints have behind them", terms=terms,
             bins=_bins(budget),
             budget=budget["budget"]["epsilon"],
         )  # fmt: skip
     if budget["tasks"]:
         drawn["tasks"] = charts.bars(
-            name="tasks", title="Tasks with least left",
+            name="tasks", title="Tasks with least left", terms=terms, order="least",
             meters=[_meter(each["name"], each["epsilon"], task_address(population, each["name"]))
                     for each in budget["tasks"]],
         )  # fmt: skip
     if len(budget["windows"]) > 1:
         drawn["windows"] = charts.bars(
-            name="windows", title="Windows of arrivals",
+            name="windows", title="Windows of arrivals, in their order", terms=terms, order="given",
             meters=[_meter(f"{each['start']:,} to {each['stop'] - 1:,}", each["epsilon"], None)
                     for each in budget["windows"]],
         )  # fmt: skip
-    ahead = data["forecast"]
-    if ahead is not None and ahead["history"]:
-        first, plan = ahead["first"], data["plan"]
-        refused = None
-        if plan is not None and plan["refused_at"] is not None:
-            refused = charts.Mark(at=datetime.fromisoformat(plan["refused_at"]), label="first refusal")
-        drawn["forecast"] = charts.forecast_chart(
-            name="forecast", title="If the last weeks repeat themselves", readings=over_time(ahead["history"]),
-            now=now, exhausted_at=None if first["at"] is None else datetime.fromisoformat(first["at"]),
-            refused=refused,
-        )  # fmt: skip
+    drawn["forecast"] = _forecast_chart(data, now)
     return drawn
 
 
@@ -101,6 +91,27 @@ def _bins(budget: Mapping[str, Any]) -> list[charts.Bin]:
     reached = sum(each for each in (worst["spent"], worst["held"]) if each is not None)
     last = bins[-1]
     return [*bins[:-1], charts.Bin(lower=last.lower, upper=max(last.upper, reached), count=last.count)]
+
+
+def _forecast_chart(data: Mapping[str, Any], now: datetime) -> Markup | None:
+    """The people whom the first refusal is about, so far and ahead; none where it is too far away, or of too few."""
+    first = None if data["forecast"] is None else data["forecast"]["first"]
+    if first is None or first["at"] is None or not first["history"]:
+        return None
+    whose = f"{first['datapoints']:,} {data['unit']}{'' if first['datapoints'] == 1 else 's'}"
+    where = "" if first["task"] is None else f", in the own budget of task {first['task']}"
+    return charts.forecast_chart(
+        name="forecast",
+        title=f"The first to have no room: {whose}{where}",
+        terms=charts.Terms(delta=first["delta"], unit=data["unit"]),
+        readings=over_time(first["history"]),
+        now=now,
+        ahead=[
+            charts.Foreseen(at=datetime.fromisoformat(each["at"]), standing=each["standing"]) for each in first["ahead"]
+        ],
+        refused=charts.Foreseen(at=datetime.fromisoformat(first["at"]), standing=first["would_bring_to"]),
+        what=first["text"],
+    )
 
 
 def over_time(history: list[dict[str, Any]]) -> list[charts.Reading]:
@@ -138,27 +149,23 @@ def budget(
 ) -> dict[str, Any]:
     """The policy in words, what it means, how the budget stands and where it is going."""
     at = utc_now()
+    least = 1 if actor.sees_individuals else LEAST_RANGE
     with parts.books.read(population) as book:
         windows = WINDOWS_SHOWN if actor.sees_individuals else min(WINDOWS_SHOWN, book.size // LEAST_RANGE)
         shown = populations.shown(book)
         promise = certified.lifelong(
             promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
         ).guarantee
-        going = outlooks.pace(parts.database, book, at=at)
-        ahead = outlooks.forecast(book, going, at=at)
-        since = lives.budgets(parts.database, book)
-        if ahead is not None:
-            first = None if going is None else outlooks.first_exhausted(book, going)
-            ahead["history"] = [] if first is None else _of_ledger(parts, book, actor, first, since)
-            if first is not None and not actor.sees_individuals and first.datapoints < LEAST_RANGE:
-                del ahead["first"]["epsilon"]  # of a few people
-        worst = readings.worst_history(book, BitMap(range(book.size))) if book.size else None
-        admitted = _repeatable(parts, book, actor, like)
+        standing = readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN)
+        worst = readings.worst_of_all(book) if book.size else None
+        period = outlooks.lately(book, at=at, least=least)
+        admitted = _repeatable(parts, book, actor, like, least=least)
         asked = like or (admitted[0].id if admitted else None)
         return {
             "population": population,
             "at": stamp(at),
             "status": book.status,
+            "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
             "adjacency": book.adjacency,
             "promise": {**shown["promise"], "text": str(promise), "odds": promise.odds(), "meaning": promise.meaning()},
@@ -166,19 +173,24 @@ def budget(
                 **shown["policy"],
                 "text": reports.policy_in_words(ledger_book.policy_to(book.policy)),
             },
-            "budget": readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN),
+            "budget": standing,
+            "odds_so_far": None
+            if standing["worst_off"] is None
+            else statements.odds_so_far(book, standing["worst_off"]["spent"]),
             "tasks": len(book.tasks),
             "releases": len(book.releases),
             "open_holds": sum(release.status == "held" for release in book.releases.values()),
-            "history": [] if worst is None else _history(parts, book, actor, worst, since),
+            "history": [] if worst is None else _history(parts, book, actor, worst),
             "worst_ordinal": _member(book, worst) if worst is not None and actor.sees_individuals else None,
-            "forecast": ahead,
-            "plan": None if asked is None else _plan(parts, book, asked, times, going, at),
+            "forecast": _forecast(parts, book, actor, period, at),
+            "plan": None
+            if asked is None
+            else outlooks.repeated(parts.database, book, asked, times=times, period=period, at=at, least=least),
             "repeatable": [releases.summary(book, release.id) for release in admitted],
         }
 
 
-def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None) -> list[Release]:
+def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None, *, least: int) -> list[Release]:
     """The newest releases that this key may ask a what-if about, as its REST address says.
 
     How often a release would still fit on a few people tells what they have left: who may not name them is not told.
@@ -187,7 +199,8 @@ def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None) -> lis
         if like is not None:
             raise Problem("forbidden", "This key asks no what-if.", "like")
         return []
-    found = [release for release in reversed(book.releases.values()) if release.status in _ADMITTED][:LIKE_SHOWN]
+    admitted = [release for release in reversed(book.releases.values()) if release.status in outlooks.ADMITTED]
+    found = [release for release in admitted if release.datapoints >= least][:LIKE_SHOWN]
     if actor.sees_individuals or book.policy.named_scopes:
         return found
     naming = naming_individuals(parts, [release.id for release in found] + ([] if like is None else [like]))
@@ -201,37 +214,32 @@ def _member(book: Book, history: History) -> int:
 
 
 def _history(
-    parts: Parts, book: Book, actor: Actor, history: History, since: list[tuple[str, float]], *, ledger: str = LIFELONG
+    parts: Parts, book: Book, actor: Actor, history: History, *, ledger: str = LIFELONG
 ) -> list[dict[str, Any]]:
-    """How those with this history came to it. Of a few people only whoever may see individuals is shown that."""
+    """How those with this history came to it. Of a few people only whoever may see individuals is shown that.
+
+    In the ledger of a task with a budget of its own, from its beginning.
+    """
     members = book.ledger.cohorts.members(BitMap(range(book.size)), [history])
     if not actor.sees_individuals and len(members) < LEAST_RANGE:
         return []
-    ordinal = int(members.min())
-    documents = lives.bodies(parts.database, book, ordinal)
-    return lives.against(lives.life(parts.database, book, ordinal, documents, ledger=ledger), since)
+    return lives.of_cohort(parts.database, book, int(members.min()), ledger=ledger)
 
 
-def _of_ledger(
-    parts: Parts, book: Book, actor: Actor, first: outlooks.Exhaustion, since: list[tuple[str, float]]
-) -> list[dict[str, Any]]:
-    """The same in the ledger that runs out first: a life, or a task with a budget of its own, from its beginning."""
-    if first.ledger != LIFELONG:
-        task = book.tasks[first.ledger]
-        assert task.budget is not None
-        made = lives.times_of(parts.database, book.name, [task.number])[task.number]
-        since = [(made, task.budget.epsilon)]
-    return _history(parts, book, actor, first.history, since, ledger=first.ledger)
-
-
-def _plan(parts: Parts, book: Book, like: str, times: int, going: outlooks.Pace | None, at: datetime) -> dict[str, Any]:
-    """So many releases like one, at the pace of the last weeks: which of them is refused first, and about when."""
-    found = outlooks.repeated(parts.database, book, like, times=times)
-    refused_at = None
-    if going is not None and going.releases and found["first_refused"] is not None:
-        days = min(found["first_refused"] * going.days / going.releases, outlooks.FARTHEST_DAYS)
-        refused_at = stamp(at + timedelta(days=days))
-    return {**found, "refused_at": refused_at}
+def _forecast(
+    parts: Parts, book: Book, actor: Actor, period: outlooks.Period | None, at: datetime
+) -> dict[str, Any] | None:
+    """Which planned release is the first to be refused, in words too; one alone is no plan."""
+    least = 1 if actor.sees_individuals else LEAST_RANGE
+    is_plan = period is not None and len(period.releases) >= outlooks.LEAST_RELEASES
+    refusal = outlooks.first_refused(parts.database, book, period, least=least) if period and is_plan else None
+    said = outlooks.forecast(book, period, refusal, at=at)
+    if said is not None and refusal is not None:
+        first = said["first"]
+        series = outlooks.in_words(kind=first["kind"], mechanism=first["mechanism"], tasks=first["tasks"])
+        first["text"] = f"{series}, number {first['number']:,} from now,"
+        first["history"] = _history(parts, book, actor, refusal.history, ledger=refusal.ledger)
+    return said
 
 
 # ---------------------------------------------------------------- tasks
@@ -295,5 +303,5 @@ def task(
         **known,
         "releases": [{**each, "epsilon": costs[each["id"]]} for each in items],
         "next": None if following is None else cursor_of({"number": following}),
-        "labels": labels.of_releases(parts, [each["id"] for each in items if each["status"] in _ADMITTED]),
+        "labels": labels.of_releases(parts, [each["id"] for each in items if each["status"] in outlooks.ADMITTED]),
     }

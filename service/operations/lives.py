@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
@@ -15,12 +18,13 @@ from accountant.ledger import LIFELONG
 from service.errors import Problem
 from service.operations import statements
 from service.operations.readings import finite
+from service.operations.remembered import Remembered
 from service.store.writer import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from accountant.book import Book
+    from accountant.book import Book, Release
     from service.store.database import Database
 
 _BODIES = text(
@@ -62,14 +66,49 @@ class Step:
         }
 
 
+class _Holds:
+    """Entries that hold releases, as long as others do not push them out: an entry never changes.
+
+    Without decision and findings, which take most of the room, and are shown by the release's own page.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most, self._lock = most, Lock()
+        self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def of(self, database: Database, population: str, releases: Sequence[Release]) -> list[dict[str, Any]]:
+        with self._lock:
+            found = {release.id: self._kept[release.id] for release in releases if release.id in self._kept}
+        if missing := [release.number for release in releases if release.id not in found]:
+            with database.transaction() as connection:
+                rows = connection.execute(_BODIES, {"name": population, "numbers": missing}).scalars().all()
+            for body in rows:  # whoever opened the book has read it strictly already
+                document = json.loads(bytes(body))
+                for name in ("decision", "findings"):
+                    document.pop(name, None)
+                found[document["release"]] = document
+        with self._lock:
+            for name, document in found.items():
+                self._kept[name] = document
+                self._kept.move_to_end(name)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return [found[release.id] for release in releases]
+
+
+_HOLDS = _Holds()
+
+
+def holds(database: Database, book: Book, releases: Sequence[Release]) -> list[dict[str, Any]]:
+    """The entries that held these releases, without their decisions; nobody may change what is given out."""
+    return _HOLDS.of(database, book.name, releases)
+
+
 def bodies(database: Database, book: Book, ordinal: int) -> list[dict[str, Any]]:
-    """The entries of releases that may have touched a datapoint, oldest first."""
+    """The entries of releases that may have touched a datapoint, oldest first, without their decisions."""
     if ordinal >= book.size:
         raise Problem("not-found", f"{book.name!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
-    numbers = [release.number for release in statements.touching(book, ordinal)]
-    with database.transaction() as connection:
-        rows = connection.execute(_BODIES, {"name": book.name, "numbers": numbers})
-        return [from_canonical(bytes(body)) for body in rows.scalars()]
+    return holds(database, book, statements.touching(book, ordinal))
 
 
 def life(
@@ -107,6 +146,27 @@ def life(
         held = with_holds - spent if math.isfinite(with_holds) else with_holds
         steps.append(Step(number=number, at=times[number], release=release_id, became=became, spent=spent, held=held))
     return steps
+
+
+def of_cohort(database: Database, book: Book, ordinal: int, *, ledger: str = LIFELONG) -> list[dict[str, Any]]:
+    """What was spent and held by those with the history of a datapoint, against the budgets of each time.
+
+    A task's own budget begins with its task, and does not change.
+    """
+    return _LIVES.of(book, (ordinal, ledger), lambda: _of_cohort(database, book, ordinal, ledger))
+
+
+_LIVES: Remembered[list[dict[str, Any]]] = Remembered(64)
+
+
+def _of_cohort(database: Database, book: Book, ordinal: int, ledger: str) -> list[dict[str, Any]]:
+    documents = bodies(database, book, ordinal)
+    steps = life(database, book, ordinal, documents, ledger=ledger)
+    if ledger == LIFELONG:
+        return against(steps, budgets(database, book))
+    task = book.tasks[ledger]
+    assert task.budget is not None
+    return against(steps, [(times_of(database, book.name, [task.number])[task.number], task.budget.epsilon)])
 
 
 def times_of(database: Database, population: str, numbers: Sequence[int]) -> dict[int, str]:

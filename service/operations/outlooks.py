@@ -1,156 +1,304 @@
-"""Where budgets are going: which runs out first if the last weeks repeat themselves, and how often a release would fit.
+"""Where budgets are going: which release is refused first if the last weeks repeat themselves, and how often one fits.
 
-These are extrapolations and no bounds; every one says over which period it looked.
+What was admitted lately is taken as a plan: the same releases, in the same order and at the same distances, happen to
+the same people again and again. The first of them that the gate would refuse is looked for, by exact sums. That is an
+extrapolation and no bound, and says over which period it looked.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pyroaring import BitMap
-from sqlalchemy import text
 
-from accountant.canonical import from_canonical
 from accountant.filters import Cost
 from accountant.ledger import LIFELONG
-from service.errors import NotFound
-from service.operations import readings
+from accountant.units import SATURATED
+from service.errors import NotFound, Problem
+from service.operations import lives, readings
 from service.operations.releases import Priced, how_often
+from service.operations.remembered import Remembered
 from service.store.writer import stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from accountant.book import Book, Release
     from accountant.filters import Filter
-    from accountant.histories import History
+    from accountant.histories import History, Spending
     from service.store.database import Database
 
 RECENT_DAYS: Final = 30
 MOST_RELEASES: Final = 100  # that are looked at; of a busier population, the period is shorter
+LEAST_RELEASES: Final = 2  # one alone has no pace
 MOST_TIMES: Final = 10_000
+STEPS_AHEAD: Final = 120
 FARTHEST_DAYS: Final = 36_500.0
 NOTE: Final = "An extrapolation, and no bound: it supposes that the same happens to the same people again and again."
-_BODIES = text(
-    "SELECT entry.body FROM entry JOIN population ON population.id = entry.population_id "
-    "WHERE population.name = :name AND entry.number = ANY(:numbers)"
-)
+ADMITTED: Final = frozenset({"held", "committed", "expired"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exhaustion:
-    """A budget that runs out first: whose, how many datapoints have that history, and in how many days."""
+class Period:
+    """What was admitted lately, oldest first, in the days since `start`."""
 
+    start: datetime
+    days: float
+    releases: tuple[Release, ...]
+
+    def offset(self, place: int) -> float:
+        """How many days after its start a release was proposed."""
+        return (datetime.fromisoformat(self.releases[place].at) - self.start).total_seconds() / 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What one release of the period charges to somebody in a ledger."""
+
+    place: int  # among the releases of the period
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The first planned release that would be refused: after so many whole repetitions, the one at this place.
+
+    `history` is that of the datapoints it would bring furthest in the ledger that has no room for them; `datapoints`
+    are all that have no room there. `plan` is what the period charges to such a history.
+    """
+
+    repetitions: int
+    place: int
     ledger: str  # `LIFELONG`, or the task that has a budget of its own
     history: History
     datapoints: int
-    days: float
+    plan: tuple[Planned, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """What happened lately: over how many days, by how many releases, and what each history was charged in it."""
+def lately(book: Book, *, at: datetime, least: int = 1) -> Period | None:
+    """What was admitted in the last days; None in the first day, of which nothing follows.
 
-    days: float
-    releases: int
-    last: str | None  # the newest of them
-    charged: Mapping[tuple[str, History], Cost]
-
-
-def pace(database: Database, book: Book, *, at: datetime) -> Pace | None:
-    """What was charged lately to those who are in the same cohort now; None in the first day, of which nothing follows.
-
-    A release that was voided or denied charged nobody.
+    Releases that touched fewer than `least` datapoints are left out, for whoever may not be told of so few. One that
+    was voided or denied charged nobody.
     """
-    age = (at - datetime.fromisoformat(book.created_at)).total_seconds() / 86_400
-    if age < 1:
+    created = datetime.fromisoformat(book.created_at)
+    if at - created < timedelta(days=1):
         return None
-    since = stamp(at - timedelta(days=RECENT_DAYS))
+    start = max(created, at - timedelta(days=RECENT_DAYS))
+    since = stamp(start)
     recent: list[Release] = []
     for release in reversed(book.releases.values()):
-        if release.at < since or len(recent) == MOST_RELEASES:
+        if release.at < since:
             break
-        if release.status in {"held", "committed", "expired"}:
+        if release.status in ADMITTED and release.datapoints >= least:
+            if len(recent) == MOST_RELEASES:  # then the period begins with the one that is left out
+                start = datetime.fromisoformat(release.at)
+                break
             recent.append(release)
-    days = min(age, float(RECENT_DAYS))
-    if len(recent) == MOST_RELEASES:
-        first = datetime.fromisoformat(recent[-1].at)
-        days = max(1.0, (at - first).total_seconds() / 86_400)
-    with database.transaction() as connection:
-        rows = connection.execute(_BODIES, {"name": book.name, "numbers": [each.number for each in recent]})
-        documents = [from_canonical(bytes(body)) for body in rows.scalars()]
-    charged: dict[tuple[str, History], Cost] = {}
-    for document in documents:
-        for part in book.held_from(document).parts:
+    days = max((at - start).total_seconds() / 86_400, 1e-6)
+    return Period(start=start, days=days, releases=tuple(reversed(recent)))
+
+
+def first_refused(database: Database, book: Book, period: Period, *, least: int = 1) -> Refusal | None:
+    """The first release that would be refused if the period repeats itself; None if none ever is."""
+    numbers = tuple(release.number for release in period.releases)
+    return _REFUSALS.of(book, (numbers, least), lambda: _first_refused(database, book, period.releases, least))
+
+
+_REFUSALS: Remembered[Refusal | None] = Remembered()
+
+
+def _first_refused(database: Database, book: Book, releases: Sequence[Release], least: int) -> Refusal | None:
+    spendings: dict[tuple[int, int], Spending] = {}
+    touching: dict[History, list[tuple[int, int]]] = {}
+    for place, document in enumerate(lives.holds(database, book, releases)):
+        for which, part in enumerate(book.held_from(document).parts):
+            spendings[place, which] = part.spending
+            # Those in a cohort were touched by the same charges, so all of it is in the scope or nothing.
             for history, _ in book.ledger.cohorts.touched(part.scope):
-                for ledger, cost in part.spending:
-                    known = charged.get((ledger, history))
-                    charged[ledger, history] = cost if known is None else known + cost
-    return Pace(days=days, releases=len(recent), last=recent[0].id if recent else None, charged=charged)
+                touching.setdefault(history, []).append((place, which))
+    alike: dict[tuple[tuple[int, int], ...], list[History]] = {}
+    for history, by in touching.items():
+        alike.setdefault(tuple(by), []).append(history)
+    everybody = readings.everybody(book)
+    found: list[Refusal] = []
+    for touches, histories in alike.items():
+        for ledger, plan in _plans((place, spendings[place, which]) for place, which in touches).items():
+            budget = book.rules.ledgers.get(ledger)
+            if budget is None:
+                continue
+            whole = Cost.sum([each.cost for each in plan])
+            for history in histories:
+                if everybody[history].datapoints < least:
+                    continue
+                repetitions = budget.how_often(whole, after=readings.standing(budget, history, ledger=ledger))
+                if repetitions == SATURATED or (found and repetitions > found[0].repetitions):
+                    continue
+                place = _refused_at(budget, history, ledger, plan, repetitions)
+                one = Refusal(
+                    repetitions=repetitions, place=place, ledger=ledger, history=history, plan=plan,
+                    datapoints=everybody[history].datapoints,
+                )  # fmt: skip
+                if found and (repetitions, place) < (found[0].repetitions, found[0].place):
+                    found.clear()
+                if not found or (repetitions, place) == (found[0].repetitions, found[0].place):
+                    found.append(one)
+    return _worst(book, found)
 
 
-def first_exhausted(book: Book, going: Pace) -> Exhaustion | None:
-    """The budget that runs out first at this pace; None if nothing was charged to anybody."""
-    sizes = dict(book.ledger.cohorts.sizes())
-    found: Exhaustion | None = None
-    for (ledger, history), cost in going.charged.items():
-        budget = book.rules.ledgers.get(ledger)
-        if budget is None:
-            continue
-        days = going.days * periods(budget, cost, after=readings.standing(budget, history, ledger=ledger))
-        if found is None or days < found.days:
-            found = Exhaustion(ledger=ledger, history=history, datapoints=sizes[history], days=days)
-    return found if found is not None and math.isfinite(found.days) else None
+def _plans(spending: Iterable[tuple[int, Spending]]) -> dict[str, tuple[Planned, ...]]:
+    """What is charged to a ledger, by which of the releases."""
+    plans: dict[str, list[Planned]] = {}
+    for place, charged in spending:
+        for ledger, cost in charged:
+            plans.setdefault(ledger, []).append(Planned(place=place, cost=cost))
+    return {ledger: tuple(plan) for ledger, plan in plans.items()}
 
 
-def periods(budget: Filter, cost: Cost, *, after: Cost) -> float:
-    """How often this cost fits on top, if it could be paid in parts; infinity if it costs nothing."""
+def _refused_at(budget: Filter, history: History, ledger: str, plan: Sequence[Planned], repetitions: int) -> int:
+    """The place of the release that no longer fits; after so many repetitions there is one."""
+    total = readings.standing(budget, history, ledger=ledger)
+    total = Cost.sum([total, *([Cost.sum([each.cost for each in plan]) * repetitions] if repetitions else [])])
+    for each in plan:
+        total += each.cost
+        if not budget.admits(total):
+            return each.place
+    raise AssertionError("a whole repetition more would have fitted")
 
-    def fit(used: int, each: int, limit: int) -> float:
-        return 0.0 if used > limit else (limit - used) / each if each else math.inf
 
-    orders = zip(after.rho, cost.rho, budget.limits.rho, strict=True)
-    return min(fit(after.delta, cost.delta, budget.limits.delta), max(fit(*order) for order in orders))
-
-
-def forecast(book: Book, going: Pace | None, *, at: datetime) -> dict[str, Any] | None:
-    """Which budget is exhausted first, and when, as an answer."""
-    if going is None:
+def _worst(book: Book, found: Sequence[Refusal]) -> Refusal | None:
+    """Of those whom one release would bring over: the ledger of most of them, and the history that is furthest."""
+    if not found:
         return None
-    first = first_exhausted(book, going)
-    if first is None:
-        return {"days": going.days, "releases": going.releases, "first": None, "note": NOTE}
-    days = min(first.days, FARTHEST_DAYS)
-    budget = book.rules.ledgers[first.ledger]
-    return {
-        "days": going.days,
-        "releases": going.releases,
+    by_ledger: dict[str, list[Refusal]] = {}
+    for each in found:
+        by_ledger.setdefault(each.ledger, []).append(each)
+    ledger, those = max(by_ledger.items(), key=lambda item: (sum(each.datapoints for each in item[1]), item[0]))
+    budget = book.rules.ledgers[ledger]
+    worst = max(those, key=lambda each: budget.meter(reached(book, each)))
+    return Refusal(
+        repetitions=worst.repetitions, place=worst.place, ledger=ledger, history=worst.history,
+        datapoints=sum(each.datapoints for each in those), plan=worst.plan,
+    )  # fmt: skip
+
+
+def reached(book: Book, refusal: Refusal) -> Cost:
+    """What those would have behind them whom the refused release would bring over, had it been admitted."""
+    budget = book.rules.ledgers[refusal.ledger]
+    costs = [each.cost for each in refusal.plan]
+    before = [Cost.sum(costs) * refusal.repetitions] if refusal.repetitions else []
+    last = [each.cost for each in refusal.plan if each.place <= refusal.place]
+    return Cost.sum([readings.standing(budget, refusal.history, ledger=refusal.ledger), *before, *last])
+
+
+def forecast(book: Book, period: Period | None, refusal: Refusal | None, *, at: datetime) -> dict[str, Any] | None:
+    """Which release is refused first, when, and how those stand whom it would bring over, as an answer."""
+    if period is None:
+        return None
+    said = {"days": period.days, "releases": len(period.releases), "first": None, "note": NOTE}
+    if refusal is None:
+        return said
+    budget = book.rules.ledgers[refusal.ledger]
+    days = min(refusal.repetitions * period.days + period.offset(refusal.place), FARTHEST_DAYS)
+    like = period.releases[refusal.place]
+    same = [each for each in period.releases if _series(each) == _series(like)]
+    return said | {
         "first": {
-            "task": None if first.ledger == LIFELONG else first.ledger,
-            "datapoints": first.datapoints,
+            "task": None if refusal.ledger == LIFELONG else refusal.ledger,
+            "datapoints": refusal.datapoints,
             "days_left": days,
             "at": stamp(at + timedelta(days=days)) if days < FARTHEST_DAYS else None,
-            "epsilon": readings.shown(readings.reading(budget, first.history, ledger=first.ledger)),
+            "epsilon": readings.shown(readings.reading(budget, refusal.history, ledger=refusal.ledger)),
             "delta": budget.delta,
+            "like": like.id,
+            "kind": like.kind,
+            "mechanism": like.mechanism,
+            "tasks": sorted(like.tasks),
+            "number": refusal.repetitions * len(same) + same.index(like) + 1,  # of its series, counted from now
+            "would_bring_to": readings.finite(budget.meter(reached(book, refusal))),
+            "ahead": _ahead(book, period, refusal, at=at) if days < FARTHEST_DAYS else [],
         },
-        "note": NOTE,
     }
 
 
-def repeated(database: Database, book: Book, release: str, *, times: int) -> dict[str, Any]:
-    """How often a release like an earlier one, on the same people, would be admitted in a row: by the budget alone."""
+def _series(release: Release) -> tuple[str, str | None, frozenset[str]]:
+    """What makes releases the same again and again, to a reader: their kind, mechanism and tasks."""
+    return release.kind, release.mechanism, release.tasks
+
+
+def in_words(*, kind: str, mechanism: str | None, tasks: Sequence[str]) -> str:
+    """What a series of releases is called.
+
+    >>> in_words(kind="weights", mechanism="dp-sgd", tasks=["spring", "summer"])
+    'dp-sgd on spring and summer'
+    """
+    on = "" if not tasks else f" on {' and '.join(tasks[:2])}{' and more' if len(tasks) > 2 else ''}"
+    return f"{mechanism or kind}{on}"
+
+
+def _ahead(book: Book, period: Period, refusal: Refusal, *, at: datetime) -> list[dict[str, Any]]:
+    """How the reading would rise up to the refusal, step by step; of very many, the last of each repetition or more."""
+    budget, plan = book.rules.ledgers[refusal.ledger], refusal.plan
+    total = readings.standing(budget, refusal.history, ledger=refusal.ledger)
+    whole = Cost.sum([each.cost for each in plan])
+    stride = 1 + refusal.repetitions * len(plan) // STEPS_AHEAD
+    found: list[tuple[float, Cost]] = []
+    if stride == 1:
+        for repetition in range(refusal.repetitions):
+            for each in plan:
+                total += each.cost
+                found.append((repetition * period.days + period.offset(each.place), total))
+    else:
+        every = max(1, refusal.repetitions * 2 // STEPS_AHEAD)
+        for done in range(every, refusal.repetitions + 1, every):
+            found.append((done * period.days, Cost.sum([total, whole * done])))  # noqa: PERF401 - as above
+        total = Cost.sum([total, whole * refusal.repetitions])
+    for each in plan:
+        if each.place < refusal.place:
+            total += each.cost
+            found.append((refusal.repetitions * period.days + period.offset(each.place), total))
+    return [
+        {"at": stamp(at + timedelta(days=days)), "standing": readings.finite(budget.meter(cost))}
+        for days, cost in found
+    ]
+
+
+# ---------------------------------------------------------------- what if
+
+
+def repeated(
+    database: Database, book: Book, release: str, *, times: int, period: Period | None, at: datetime, least: int = 1
+) -> dict[str, Any]:
+    """How often a release like an earlier one, on the same people, would be admitted in a row: by the budget alone.
+
+    With when the first refusal is due, at the pace of those of the period that are on the same people by the same
+    mechanism; none if there is not more than one.
+    """
     known = book.releases.get(release)
     if known is None:
         raise NotFound("release", release)
-    with database.transaction() as connection:
-        [body] = connection.execute(_BODIES, {"name": book.name, "numbers": [known.number]}).scalars()
-    document = from_canonical(bytes(body))
+    if known.datapoints < least:
+        raise Problem(
+            "forbidden", f"It touches {known.datapoints} datapoints: so few are shown to no pipeline.", "like"
+        )
+    if known.status == "denied":
+        raise Problem("invalid", f"Release {release} was denied: what was admitted can be repeated.", "like")
+    [document] = lives.holds(database, book, [known])
     pairs = [book.charge(charge, path=f"charges[{place}]") for place, charge in enumerate(document["charges"])]
     priced = Priced(charges=[charge for charge, _ in pairs], spelled=[spelled for _, spelled in pairs], reasons=[])
     fits = how_often(book, priced, most=times)
+    scopes = [charge["scope"] for charge in document["charges"]]
+    alike = 0
+    if period is not None:
+        same = [each for each in period.releases if _series(each) == _series(known)]
+        alike = sum(
+            [charge["scope"] for charge in each["charges"]] == scopes for each in lives.holds(database, book, same)
+        )
+    refused_at = None
+    if period is not None and alike >= LEAST_RELEASES and fits < times:
+        days = min((fits + 1) * period.days / alike, FARTHEST_DAYS)
+        refused_at = stamp(at + timedelta(days=days)) if days < FARTHEST_DAYS else None
     return {
         "like": release,
         "kind": known.kind,
@@ -160,4 +308,6 @@ def repeated(database: Database, book: Book, release: str, *, times: int) -> dic
         "asked": times,
         "would_be_admitted": fits,
         "first_refused": fits + 1 if fits < times else None,
+        "alike": alike,
+        "refused_at": refused_at,
     }

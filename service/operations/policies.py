@@ -12,34 +12,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
-from accountant.audit.findings import denying, finding_from
+from accountant.audit.findings import RULES, verdict_on
 from accountant.book import Book, Policy, policy_to
 from accountant.canonical import from_canonical
+from accountant.filters import Cost
 from accountant.guarantees import rounded_up
-from service.errors import NotFound, Problem
-from service.operations import readings
+from accountant.ledger import LIFELONG
+from accountant.units import SATURATED
+from service.errors import NotFound
+from service.operations import lives, readings
 from service.operations.populations import new_version
 from service.operations.reports import policy_in_words
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
+    from accountant.book import Release
+    from accountant.cohorts import Scope
+    from accountant.histories import History
     from service.store.database import Database
 
 MOST_VERSIONS: Final = 200
-#: Releases that a preview looks at, the newest; and entries that it replays where a new δ makes that necessary.
+#: Releases that a preview looks at, the newest; and those that the gate judges, where a new δ makes that necessary.
 MOST_RELEASES: Final = 10_000
-MOST_REPLAYED: Final = 50_000
+MOST_JUDGED: Final = 100
 _VERSIONS = text(
     "SELECT number, body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
     "AND kind IN ('population.created', 'policy.changed') ORDER BY number DESC LIMIT :limit"
-)
-_HELD = text(
-    "SELECT number, body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
-    "AND kind = 'release.held' ORDER BY number DESC LIMIT :limit"
-)
-_LOG = text(
-    "SELECT number, body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
-    "AND number > :after ORDER BY number LIMIT 1000"
 )
 _WORDS: Final = {
     "deny": "the release is denied",
@@ -143,107 +141,122 @@ def preview(database: Database, book: Book, changes: Mapping[str, Any]) -> dict[
         for history, datapoints in book.ledger.cohorts.sizes()
         if not new.budget.admits(readings.standing(new.budget, history))
     )
-    found, looked_at = would_have_denied(database, book.name, now=book.policy, new=new)
+    found, looked_at = would_have_denied(database, book, new=new)
     return {
         "version": new.version,
         "text": policy_in_words(policy_to(new)),
         "changes": differences(policy_to(book.policy), policy_to(new)),
         "already_over": over,
         "looked_at": looked_at,
+        "admitted": sum(release.status != "denied" for release in book.releases.values()),
         "would_have_denied": [each.to_json() for each in found],
     }
 
 
-def would_have_denied(database: Database, population: str, *, now: Policy, new: Policy) -> tuple[list[Denied], int]:
+def would_have_denied(database: Database, book: Book, *, new: Policy) -> tuple[list[Denied], int]:
     """The releases that a new version would have denied, newest first, and how many were looked at.
 
     Whether an ε is too small for a release follows from what its decision recorded: the reading of the worst-off
-    datapoint that it touched, which is the smallest ε that admits it. A reading belongs to a δ, so for a new δ the log
-    is replayed, and the gate asked again.
+    datapoint that it touched, which is the smallest ε that admits it. A reading belongs to a δ; what was read at
+    another one is judged by the gate, and that for the newest releases alone.
     """
-    with database.transaction() as connection:
-        rows = connection.execute(_HELD, {"name": population, "limit": MOST_RELEASES}).all()
-    documents = [(row.number, from_canonical(bytes(row.body))) for row in rows]
-    changed = new.budget.delta < now.budget.delta or any(
-        document["decision"]["epsilon"]["delta"] != new.budget.delta for _, document in documents
-    )
-    exceeding = _replayed(database, population, new) if changed and documents else _recorded(documents, new)
-    found = []
-    for number, document in documents:
-        reasons = [*_refusals(document, new)]
-        if number in exceeding:
-            reasons.insert(0, exceeding[number])
+    admitted = [each for each in reversed(book.releases.values()) if each.status != "denied"]
+    admitted = admitted[:MOST_RELEASES]
+    others = [each for each in admitted if each.reached is None or each.reached[1] != new.budget.delta]
+    exceeding = _by_the_gate(database, book, others[:MOST_JUDGED], new) if others else {}
+    unjudged = {each.id for each in others[MOST_JUDGED:]}
+    found, looked_at = [], 0
+    for release in admitted:
+        if release.id in unjudged:
+            continue
+        looked_at += 1
+        reasons = [*_refusals(release, new)]
+        if release.id in exceeding:
+            reasons.insert(0, exceeding[release.id])
+        elif release.reached is not None and release.reached[1] == new.budget.delta:
+            after = release.reached[0]
+            if after is None or after > new.budget.epsilon:
+                reached = "no finite ε" if after is None else f"ε = {rounded_up(after, digits=3)}"
+                reasons.insert(0, _over(new, f"It brought somebody to {reached}"))
         if reasons:
-            mechanism = document["declared"].get("mechanism")
             found.append(
                 Denied(
-                    release=document["release"],
-                    number=number,
-                    at=document["at"],
-                    mechanism=None if mechanism is None else mechanism["name"],
-                    datapoints=document["decision"]["datapoints"],
+                    release=release.id,
+                    number=release.number,
+                    at=release.at,
+                    mechanism=release.mechanism,
+                    datapoints=release.datapoints,
                     reasons=tuple(reasons),
                 )
             )
-    return found, len(documents)
+    return found, looked_at
 
 
-def _recorded(documents: Sequence[tuple[int, Mapping[str, Any]]], new: Policy) -> dict[int, str]:
-    """Entries after which somebody would have been over, by the readings that their decisions recorded."""
-    found = {}
-    for number, document in documents:
-        after = document["decision"]["epsilon"]["after"]
-        if after is None or after > new.budget.epsilon:
-            reached = "no finite ε" if after is None else f"ε = {rounded_up(after, digits=3)}"
-            found[number] = _over(new, f"It brought somebody to {reached}")
+def _by_the_gate(database: Database, book: Book, judged: Sequence[Release], new: Policy) -> dict[str, str]:
+    """Which of these brought somebody over a new budget, from now back to each of them.
+
+    How people stood right after a release is how they stand now, without what was charged to them since, and with the
+    holds of then that were voided later. Those in a cohort were touched by the same charges, so this needs no replay.
+    Where a sum has no finite cost at an order, nobody can say what it was before: that order is then not counted on.
+    """
+    oldest = min(each.number for each in judged)
+    recent = [each for each in reversed(book.releases.values()) if each.status != "denied" and each.number >= oldest]
+    voided = [each for each in book.releases.values() if each.status == "voided" and (each.resolved or 0) > oldest]
+    wanted = list({each.id: each for each in (*recent, *voided)}.values())
+    parts = {document["release"]: book.held_from(document).parts for document in lives.holds(database, book, wanted)}
+    cohorts, budget, names = book.ledger.cohorts, new.budget, {each.id for each in judged}
+    since: dict[History, Cost] = {}
+    found: dict[str, str] = {}
+    for release in recent:
+        open_then = [
+            (part.scope, dict(part.spending)[LIFELONG])
+            for other in voided
+            if other.number <= release.number < (other.resolved or 0)
+            for part in parts[other.id]
+        ]
+        for part in parts[release.id] if release.id in names else ():
+            for region, more in _cut(part.scope, open_then):
+                if any(
+                    not budget.admits(_before(readings.standing(budget, history), since.get(history), more))
+                    for history, _ in cohorts.touched(region)
+                ):
+                    found[release.id] = _over(new, "It brought somebody over this budget")
+        if release.status != "voided":
+            for part in parts[release.id]:
+                cost = dict(part.spending)[LIFELONG]
+                for history, _ in cohorts.touched(part.scope):
+                    since[history] = since[history] + cost if history in since else cost
     return found
 
 
-def _replayed(database: Database, population: str, new: Policy) -> dict[int, str]:
-    """The same, by asking the gate again after each of them."""
-    found = {}
-    book: Book | None = None
-    for number, body in _entries(database, population):
-        if book is None:
-            book = Book.of(body)
-        else:
-            book.apply(body)
-        document = from_canonical(body)
-        if document["kind"] != "release.held":
-            continue
-        touched = {
-            history for part in book.held_from(document).parts for history, _ in book.ledger.cohorts.touched(part.scope)
-        }
-        if not all(new.budget.admits(readings.standing(new.budget, history)) for history in touched):
-            found[number] = _over(new, "It brought somebody over this budget")
-    return found
+def _cut(scope: Scope, others: Sequence[tuple[Scope, Cost]]) -> list[tuple[Scope, tuple[Cost, ...]]]:
+    """A scope in pieces, each with the costs of those others that it is in."""
+    pieces: list[tuple[Scope, tuple[Cost, ...]]] = [(scope, ())]
+    for other, cost in others:
+        halves = [((piece & other, (*costs, cost)), (piece - other, costs)) for piece, costs in pieces]
+        pieces = [each for both in halves for each in both if each[0]]
+    return pieces
 
 
-def _entries(database: Database, population: str) -> Iterator[tuple[int, bytes]]:
-    after = 0
-    while True:
-        with database.transaction() as connection:
-            rows = connection.execute(_LOG, {"name": population, "after": after}).all()
-        for row in rows:
-            if row.number > MOST_REPLAYED:
-                message = f"For a new δ the log is replayed, and that is done for at most {MOST_REPLAYED:,} entries."
-                raise Problem("invalid", message, "delta")
-            yield row.number, bytes(row.body)
-        if len(rows) < 1000:
-            return
-        after = rows[-1].number
+def _before(total: Cost, since: Cost | None, more: Sequence[Cost]) -> Cost:
+    """A total without what came since, and with what was there then."""
+    if since is not None:
+        rho = tuple(
+            SATURATED if now >= SATURATED else now - later for now, later in zip(total.rho, since.rho, strict=True)
+        )
+        total = Cost(rho=rho, delta=total.delta - since.delta)
+    return Cost.sum([total, *more])
 
 
 def _over(new: Policy, did: str) -> str:
     return f"{did}." if new.on_exhausted == "deny" else f"{did}, who would have been left out."
 
 
-def _refusals(document: Mapping[str, Any], new: Policy) -> Iterator[str]:
+def _refusals(release: Release, new: Policy) -> Iterator[str]:
     """What else a version says against a release."""
-    mechanism = document["declared"].get("mechanism")
-    known = None if mechanism is None else CATALOG.get(mechanism["name"])
+    known = None if release.mechanism is None else CATALOG.get(release.mechanism)
     if known is not None and known.proof_status not in new.accepts:
         yield f"Mechanism {known.name} is {known.proof_status}, and that would not be accepted."
-    for finding in denying([finding_from(each) for each in document.get("findings", ())], new.findings):
-        if finding.code != "mechanism.proof_status":
-            yield f"{finding.message} ({finding.code})"
+    for code, severity in release.proposed:
+        if code != "mechanism.proof_status" and verdict_on(code, severity, new.findings) == "deny":
+            yield f"{RULES[code].title} ({code})." if code in RULES else f"A finding ({code})."

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from service.store.database import Database
 
 OVERLAPS_SHOWN: Final = 100
+MADE_UP: Final = "made-up"  # the actor of entries that tell of nothing that happened; no key has such a name
 _INSERT = text(
     "INSERT INTO population (name, number, hash, root, created_at) VALUES (:name, 1, :hash, :root, :at) RETURNING id"
 )
@@ -41,9 +42,11 @@ _INSERT_ENTRY = text(
 )
 
 
-def create(database: Database, body: Body, *, actor: str, idempotency: Idempotency | None = None) -> Answer:
-    """A population with its promise, which is its first entry."""
-    at = datetime.now(UTC)
+def create(
+    database: Database, body: Body, *, actor: str, at: datetime | None = None, idempotency: Idempotency | None = None
+) -> Answer:
+    """A population with its promise, which is its first entry; made now, unless its history is made up."""
+    at = at or datetime.now(UTC)
     spelled = ledger_book.spell(body, at=stamp(at), actor=actor)
     book = Book.of(spelled)
     head = book.chain.head
@@ -60,6 +63,11 @@ def create(database: Database, body: Body, *, actor: str, idempotency: Idempoten
         return once(database, idempotency, insert, at=at)
     except ALREADY_THERE:
         raise Problem("conflict", f"There is a population {book.name!r} already.", "name") from None
+
+
+def is_made_up(book: Book) -> bool:
+    """Whether its history is invented, by its first release: real ones may follow, and do not make that one true."""
+    return next((release.actor for release in book.releases.values()), None) == MADE_UP
 
 
 def shown(book: Book) -> dict[str, Any]:

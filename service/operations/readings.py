@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
@@ -14,9 +15,10 @@ from accountant.cohorts import Scope
 from accountant.guarantees import rounded_up
 from accountant.ledger import LIFELONG
 from accountant.ledger import standing as _standing
+from service.operations.remembered import Remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from accountant.book import Book
     from accountant.filters import Cost, Filter, Reading
@@ -92,6 +94,36 @@ def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> dict[str, 
     return shown(reading(book.rules.ledgers[ledger], worst_history(book, scope, ledger=ledger), ledger=ledger))
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How many datapoints have a history, and what that has behind it, spent and held, by the policy of now."""
+
+    history: History
+    datapoints: int
+    meter: float
+
+
+def everybody(book: Book) -> Mapping[History, Standing]:
+    """Every cohort with its standing."""
+
+    def found() -> dict[History, Standing]:
+        budget = book.policy.budget
+        return {
+            history: Standing(history, datapoints, budget.meter(standing(budget, history)))
+            for history, datapoints in book.ledger.cohorts.sizes()
+        }
+
+    return _EVERYBODY.of(book, None, found)
+
+
+_EVERYBODY: Remembered[Mapping[History, Standing]] = Remembered(16)
+
+
+def worst_of_all(book: Book) -> History:
+    """The history of the datapoint that has most behind it; there must be one."""
+    return max(everybody(book).values(), key=lambda each: each.meter).history
+
+
 def worst_history(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> History:
     """The history of the datapoint of a scope that has most behind it."""
     budget = book.rules.ledgers[ledger]
@@ -104,9 +136,19 @@ def distribution(book: Book, *, at: datetime, windows: int = 0, tasks: int | Non
 
     With `tasks`, of so many tasks whose worst-off member has most behind it, worst first; else of the first thousand.
     """
+    found = _DISTRIBUTIONS.of(book, (windows, tasks), lambda: _distribution(book, windows, tasks))
+    worst = reading(book.policy.budget, worst_of_all(book)) if found["cohorts"] else None
+    return {**found, "forecast": None if worst is None else _forecast(book, worst, at)}
+
+
+_DISTRIBUTIONS: Remembered[dict[str, Any]] = Remembered(64)
+
+
+def _distribution(book: Book, windows: int, tasks: int | None) -> dict[str, Any]:
+    """What of it depends on the book alone."""
     budget = book.policy.budget
-    meters = {history: budget.meter(standing(budget, history)) for history, _ in book.ledger.cohorts.sizes()}
-    cohorts = sorted(book.ledger.cohorts.sizes(), key=lambda each: meters[each[0]])
+    behind = everybody(book)
+    cohorts = sorted(behind.values(), key=lambda each: each.meter)
     total = book.size
     answer: dict[str, Any] = {
         "population": book.name,
@@ -120,41 +162,30 @@ def distribution(book: Book, *, at: datetime, windows: int = 0, tasks: int | Non
         ),
     }
     if not cohorts:
-        return answer | {
-            "worst_off": None, "quantiles": [], "histogram": [], "tasks": [], "windows": [], "forecast": None
-        }  # fmt: skip
-    worst = reading(budget, cohorts[-1][0])
-    answer["worst_off"] = {**shown(worst), "datapoints": cohorts[-1][1]}
-    answer["forecast"] = _forecast(book, worst, at)
+        return answer | {"worst_off": None, "histogram": [], "tasks": [], "windows": []}
+    worst = reading(budget, cohorts[-1].history)
+    answer["worst_off"] = {**shown(worst), "datapoints": cohorts[-1].datapoints}
     edges = [total * each // windows for each in range(windows + 1)] if windows else []
 
     def worst_of(scope: Scope) -> History:
-        return max((history for history, _ in book.ledger.cohorts.touched(scope)), key=meters.__getitem__)
+        return max((history for history, _ in book.ledger.cohorts.touched(scope)), key=lambda each: behind[each].meter)
 
     answer["windows"] = [
         {"start": start, "stop": stop, "epsilon": shown(reading(budget, worst_of(BitMap(range(start, stop)))))}
         for start, stop in pairwise(edges)
         if start < stop
     ]
-    quantiles, passed, place = [], 0, 0
-    for share in QUANTILES:
-        wanted = max(1, math.ceil(share * total))
-        while passed < wanted:
-            passed += cohorts[place][1]
-            place += 1
-        quantiles.append({"share": share, **shown(reading(budget, cohorts[place - 1][0]))})
-    answer["quantiles"] = quantiles
     counts = [0] * BINS
-    for history, datapoints in cohorts:
-        used = meters[history]
-        counts[min(BINS - 1, int(BINS * used / budget.epsilon)) if math.isfinite(used) else BINS - 1] += datapoints
+    for each in cohorts:
+        used = each.meter
+        counts[min(BINS - 1, int(BINS * used / budget.epsilon)) if math.isfinite(used) else BINS - 1] += each.datapoints
     width = budget.epsilon / BINS
     answer["histogram"] = [
         {"from": place * width, "to": (place + 1) * width, "datapoints": count} for place, count in enumerate(counts)
     ]
     listed = [(task, worst_of(task.members)) for task in list(book.tasks.values())[: 1000 if tasks is None else None]]
     if tasks is not None:
-        listed = sorted(listed, key=lambda each: meters[each[1]], reverse=True)[:tasks]
+        listed = sorted(listed, key=lambda each: behind[each[1]].meter, reverse=True)[:tasks]
     answer["tasks"] = [
         {
             "name": task.name,
@@ -165,6 +196,51 @@ def distribution(book: Book, *, at: datetime, windows: int = 0, tasks: int | Non
         for task, history in listed
     ]
     return answer
+
+
+def quantiles(book: Book) -> list[dict[str, Any]]:
+    """Of each share of the datapoints: at most so much is spent by them, at most so much held, at least so much left.
+
+    Each by itself, so the last has the most that anybody has spent, the most that is held of anybody, and the least
+    that is available to anybody: three different datapoints, perhaps.
+    """
+    return _QUANTILES.of(book, None, lambda: _quantiles(book))
+
+
+_QUANTILES: Remembered[list[dict[str, Any]]] = Remembered(64)
+
+
+def _quantiles(book: Book) -> list[dict[str, Any]]:
+    found = [(reading(book.policy.budget, each.history), each.datapoints) for each in everybody(book).values()]
+    if not found:
+        return []
+    spent = _at_shares([(each.spent, count) for each, count in found])
+    held = _at_shares([(each.held, count) for each, count in found])
+    available = _at_shares([(-each.available, count) for each, count in found])
+    return [
+        {
+            "share": share,
+            "spent": finite(spent[place]),
+            "held": finite(held[place]),
+            "available": finite(-available[place]),
+            "budget": book.policy.budget.epsilon,
+        }
+        for place, share in enumerate(QUANTILES)
+    ]
+
+
+def _at_shares(values: Sequence[tuple[float, int]]) -> list[float]:
+    """The smallest value that is not below those of each share of the datapoints."""
+    ordered = sorted(values)
+    total = sum(count for _, count in ordered)
+    found, passed, place = [], 0, 0
+    for share in QUANTILES:
+        wanted = max(1, math.ceil(share * total))
+        while passed < wanted:
+            passed += ordered[place][1]
+            place += 1
+        found.append(ordered[place - 1][0])
+    return found
 
 
 def _forecast(book: Book, worst: Reading, at: datetime) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ later. Nobody is named in it: counts, and never who was touched.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -23,6 +24,8 @@ from accountant.canonical import from_canonical
 from service.errors import NotFound, Problem
 from service.operations import readings
 from service.operations.certificates import CERTIFIED, shortened
+from service.operations.populations import is_made_up
+from service.operations.statements import odds_so_far
 from service.printed import plain
 from service.store.writer import stamp
 
@@ -94,11 +97,39 @@ VIOLATED: Final = (
     "Audits have refuted mechanisms by which something was released ({audits}). What was made by those has no bound, "
     "and neither has the life of whom it touched: numbers that depend on them are what was charged."
 )
+#: Why releases are refused, in words; a finding that denies has its own title.
+REASONS: Final[Mapping[str, str]] = {
+    "budget.exceeded": "over the budget for life",
+    "task_budget.exceeded": "over the own budget of a task",
+    "schedule.exceeded": "a schedule that no life could pay",
+    "schedule.unpaid": "leaning on models that nobody paid for",
+    "mechanism.overlap": "somebody in two scopes of one noisy sum",
+    "policy.proof_status": "a mechanism whose status of proof the policy does not accept",
+    "audit.violation": "a mechanism that an audit refuted",
+}
+_BECAME: Final = (
+    ("committed", "left the house"),
+    ("held", "still held"),
+    ("expired", "expired into spent: nobody said what became of them"),
+    ("voided", "voided: nothing of them left"),
+    ("denied", "denied"),
+)
+#: What else is in a ledger, in words for one and for more; releases, policies and audits have sections of their own.
+_ELSE: Final = (
+    ("datapoints.registered", "registration of datapoints", "registrations of datapoints"),
+    ("task.created", "task made", "tasks made"),
+    ("release.audited", "check of a release", "checks of releases"),
+    ("artifact.attached", "artifact told later", "artifacts told later"),
+    ("datapoint.erased", "key erased", "keys erased"),
+    ("datapoint.returned", "erased key that came back", "erased keys that came back"),
+)
+_STATUS: Final = frozenset({"population.frozen", "population.opened", "population.closed"})
+_NAMES = text("SELECT id, name FROM api_key WHERE id = ANY(:ids)")
 #: Finds the certificate of a release that left: its bytes, and its predicate.
 Certify: TypeAlias = Callable[[str], tuple[bytes, Mapping[str, Any]]]
 
 
-class _Log:
+class Log:
     """The entries of a population in pages, each in a transaction of its own."""
 
     def __init__(self, database: Database, population: str) -> None:
@@ -147,7 +178,7 @@ def of_population(
     ended: list[str] = []
     findings: list[dict[str, Any]] = []
     audits: list[str] = []
-    for number, digest, body in _Log(database, population):
+    for number, digest, body in Log(database, population):
         document = from_canonical(body)
         if document["at"] >= last:
             break
@@ -178,11 +209,18 @@ def of_population(
     if not begun:  # nothing happened
         start = budgets(book, now)
     promise = _promise(book)
+    end = budgets(book, now)
+    for each in decisions:
+        each["became"] = book.releases[each["release"]].status
     return {
         "title": f"Report on population {population}",
         "kind": "period",
         "population": population,
+        "is_made_up": is_made_up(book),
         "release": None,
+        "verdict": _verdict(book),
+        "summary": _summary(book, decisions, findings, entries),
+        "actors": _actors(database, [*entries, *policies]),
         "unit": book.unit,
         "adjacency": book.adjacency,
         "status": book.status,
@@ -194,7 +232,9 @@ def of_population(
         "meaning": promise.guarantee.meaning(),
         "bounds": _bounds(book),
         "policies": policies,
-        "budgets": {"start": start, "end": budgets(book, now)},
+        "odds": promise.guarantee.odds(),
+        "odds_so_far": odds_so_far(book, end["quantiles"][-1]["spent"]) if end["quantiles"] else None,
+        "budgets": {"start": start, "end": end},
         "decisions": decisions,
         "refusals": sum(each["outcome"] == "denied" for each in decisions),
         "entries": entries,
@@ -221,10 +261,20 @@ def of_release(
     documents = [(row.number, bytes(row.hash), from_canonical(bytes(row.body))) for row in rows]
     known = book.releases[release]
     promise = _promise(book)
+    decided = [_decision(documents[0][2], documents[0][0]) | {"became": known.status}]
+    entries = [_entry(book, number, digest, document) for number, digest, document in documents]
+    findings = [each for number, _, document in documents for each in _findings(number, document)]
+    policies = _policies(database, book.name, documents[0][2]["policy"], documents[-1][0])
     return {
         "title": f"Report on release {release}",
         "kind": "release",
         "population": book.name,
+        "is_made_up": is_made_up(book),
+        "verdict": {"answer": known.status, "text": f"{entries[-1]['text']}"},
+        "summary": _summary(book, decided, findings, entries),
+        "actors": _actors(database, [*entries, *policies]),
+        "odds": promise.guarantee.odds(),
+        "odds_so_far": None,
         "release": {"id": release, "kind": known.kind, "status": known.status, "datapoints": known.datapoints},
         "unit": book.unit,
         "adjacency": book.adjacency,
@@ -236,12 +286,12 @@ def of_release(
         "promise": promise.to_json(),
         "meaning": promise.guarantee.meaning(),
         "bounds": _bounds(book),
-        "policies": _policies(database, book.name, documents[0][2]["policy"], documents[-1][0]),
+        "policies": policies,
         "budgets": {"start": None, "end": None},
-        "decisions": [_decision(documents[0][2], documents[0][0])],
+        "decisions": decided,
         "refusals": int(known.status == "denied"),
-        "entries": [_entry(book, number, digest, document) for number, digest, document in documents],
-        "findings": [each for number, _, document in documents for each in _findings(number, document)],
+        "entries": entries,
+        "findings": findings,
         "audits": [
             _audit(book, each.id)
             for each in book.audits.values()
@@ -269,6 +319,81 @@ def signed(secrets: Secrets, report: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- its parts
 
 
+def _verdict(book: Book) -> dict[str, Any]:
+    """Whether everything is inside the promise, at the end of the period, in a sentence."""
+    if violations := book.violations():
+        mechanisms = sorted({audit.mechanism for audit in violations})
+        because = f"an audit refuted {' and '.join(mechanisms)}, by which something was released"
+        return {"answer": "no", "text": f"Not for certain: {because}."}
+    kept = all(
+        book.promise.admits(readings.standing(book.promise, history)) for history, _ in book.ledger.cohorts.sizes()
+    )
+    if not kept:
+        return {"answer": "no", "text": "No: more was charged to somebody than was promised."}
+    if book.proof_status != "proved":
+        return {"answer": "open", "text": f"What was charged is within the promise, but it is no bound. {UNPROVED}"}
+    return {
+        "answer": "yes",
+        "text": (
+            f"Yes. At the end, everything that was released about each of {book.size:,} {book.unit}s, and everything "
+            "that is still held, is within what was promised to them for life."
+        ),
+    }
+
+
+def _summary(
+    book: Book,
+    decisions: Sequence[Mapping[str, Any]],
+    findings: Sequence[Mapping[str, Any]],
+    entries: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """How many of each: what became of proposals, why they were refused, what was found, what else happened."""
+    became = Counter[str](book.releases[each["release"]].status for each in decisions)
+    reasons = Counter(code for each in decisions for code in {reason["code"] for reason in each["reasons"]})
+    found: dict[str, set[str]] = {}
+    for each in findings:
+        found.setdefault(each["code"], set()).add(str(each["release"]))
+    severities = {each["code"]: each["severity"] for each in findings}
+    kinds = Counter(each["kind"] for each in entries)
+    return {
+        "proposed": len(decisions),
+        "outcomes": [{"status": name, "text": words, "releases": became[name]} for name, words in _BECAME],
+        "refused_for": [
+            {"code": code, "text": _reason(code), "releases": count} for code, count in reasons.most_common()
+        ],
+        "findings": [
+            {
+                "code": code,
+                "severity": severities[code],
+                "title": RULES[code].title if code in RULES else code,
+                "releases": len(those),
+            }
+            for code, those in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+        ],
+        "else": [
+            {"kind": kind, "entries": kinds[kind], "text": f"{kinds[kind]:,} {one if kinds[kind] == 1 else more}"}
+            for kind, one, more in _ELSE
+            if kinds[kind]
+        ],
+        "status": [{"at": each["at"], "text": each["text"]} for each in entries if each["kind"] in _STATUS],
+    }
+
+
+def _reason(code: str) -> str:
+    return REASONS.get(code) or (RULES[code].title if code in RULES else code)
+
+
+def _actors(database: Database, entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Under which keys it was asked, by the names that they have now, and how often."""
+    counted = Counter(str(each["actor"]) for each in entries)
+    with database.transaction() as connection:
+        names = {row.id: row.name for row in connection.execute(_NAMES, {"ids": list(counted)})}
+    return [
+        {"id": actor, "name": names.get(actor), "entries": count}
+        for actor, count in sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
 def _promise(book: Book) -> certified.Certified:
     """What is promised for life, as sure as it is."""
     return certified.lifelong(
@@ -284,7 +409,7 @@ def _bounds(book: Book) -> str:
 
 def budgets(book: Book, now: datetime) -> dict[str, Any]:
     """How the budget stood over all datapoints."""
-    found = readings.distribution(book, at=now)
+    found = readings.distribution(book, at=now) | {"quantiles": readings.quantiles(book)}
     kept = ("budget", "bound", "datapoints", "cohorts", "worst_off", "quantiles", "note")
     return {"number": book.number, **{name: found[name] for name in kept}}
 
@@ -345,6 +470,7 @@ def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
         "kind": document["release_kind"],
         "outcome": "admitted" if document["kind"] == "release.held" else "denied",
         "mechanism": None if mechanism is None else mechanism["name"],
+        "tasks": sorted({name for charge in document["charges"] for name in _tasks(charge["scope"])}),
         "events": [shortened(charge["event"]) for charge in document["charges"]],
         "reasons": [{"code": each["code"], "message": each["message"]} for each in decision["reasons"]],
         "datapoints": decision["datapoints"],
@@ -352,6 +478,11 @@ def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
         "epsilon": decision["epsilon"],
         "policy": document["policy"],
     }
+
+
+def _tasks(scope: Mapping[str, Any]) -> list[str]:
+    """The tasks that a scope names."""
+    return [each["task"] for each in scope.get("union", [scope]) if "task" in each]
 
 
 def _findings(number: int, document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -418,7 +549,7 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             counted = document["decision"]["datapoints"]
             return f"Release {release} ({document['release_kind']}) was admitted and held, for {counted:,} datapoints."
         case "release.denied":
-            reasons = ", ".join(each["code"] for each in document["decision"]["reasons"])
+            reasons = ", ".join(_reason(each["code"]) for each in document["decision"]["reasons"])
             return f"Release {release} ({document['release_kind']}) was denied: {reasons}."
         case "release.audited":
             return _audited_in_words(document)

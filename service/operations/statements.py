@@ -227,6 +227,21 @@ def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarant
     return {"title": "How much that is", "paragraphs": paragraphs, "lines": []}
 
 
+def odds_so_far(book: Book, epsilon: float | None) -> str | None:
+    """What a reading of the meter means as odds, in a sentence, and on which condition; None where nothing is proved.
+
+    A reading is the smallest budget that would have admitted what happened. Nobody fixed that budget beforehand, so as
+    a promise it holds on a condition, which is said with it.
+    """
+    if epsilon is None or book.proof_status != "proved":
+        return None
+    so_far = Guarantee(
+        epsilon=epsilon, delta=book.policy.budget.delta, unit=book.unit, adjacency=book.adjacency,
+        proof_status="proved",
+    )  # fmt: skip
+    return f"{so_far.odds()} {CONDITION}"
+
+
 def _limits(book: Book) -> dict[str, Any]:
     limits = (
         "It tells what was declared to this ledger. It cannot tell whether somebody used the data without asking, or "

@@ -8,7 +8,12 @@ it shows, so that it can be read aloud.
 from __future__ import annotations
 
 import base64
+import gzip
+import io
+import json
+import re
 import textwrap
+import zlib
 from decimal import ROUND_FLOOR, Context
 from functools import cache
 from hashlib import sha256
@@ -17,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastapi.responses import JSONResponse, Response
 
+from accountant.canonical import canonical, from_canonical
 from accountant.guarantees import rounded_up
 
 if TYPE_CHECKING:
@@ -30,10 +36,56 @@ _DOWN: Final = Context(prec=3, rounding=ROUND_FLOOR)
 
 
 def html(template: str, document: Mapping[str, Any]) -> bytes:
-    """A document as one HTML file."""
+    """A document as one HTML file, the same for every spelling of it.
+
+    A signed one is inside as well, so that the file can be checked, and compared with what it should look like.
+    """
+    spelled = canonical(dict(document))
+    document = from_canonical(spelled)
     title = document["report"]["title"] if "report" in document else document["title"]
-    page = _environment().get_template(f"{template}.html").render(document=document, title=title, style=_style())
+    page = (
+        _environment()
+        .get_template(f"{template}.html")
+        .render(
+            document=document,
+            title=title,
+            style=_style(),
+            carried=base64.b64encode(gzip.compress(spelled, mtime=0)).decode(),
+            sha256=sha256(canonical(document["report"])).hexdigest() if "report" in document else None,
+        )
+    )
     return page.encode()
+
+
+def carried_in(page: bytes) -> Any:
+    """The signed document that an HTML file carries; None if it carries none that can be read."""
+    found = _CARRIED.search(page)
+    if found is None:
+        return None
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(found[1], validate=True))) as packed:
+            spelled = packed.read(MOST_CARRIED + 1)
+    except (OSError, EOFError, ValueError, zlib.error):
+        return None
+    if len(spelled) > MOST_CARRIED:
+        return None
+    try:
+        return json.loads(spelled)
+    except ValueError:
+        return None
+
+
+def is_print_of(page: bytes, template: str, document: Mapping[str, Any]) -> bool:
+    """Whether an HTML file shows a document as this version prints it; how the document is packed in it may differ."""
+    try:
+        expected = html(template, document)
+    except Exception:  # noqa: BLE001 - whatever cannot be printed was not
+        return False
+    return _CARRIED.sub(b"", expected) == _CARRIED.sub(b"", page)
+
+
+_CARRIED: Final = re.compile(rb'<data id="signed" hidden value="([A-Za-z0-9+/=]+)">')
+MOST_CARRIED: Final = 2**28
 
 
 def answer(template: str, document: Mapping[str, Any], form: str) -> Response:
@@ -99,6 +151,46 @@ def moment(stamp: str) -> str:
     return f"{stamp[:10]} {stamp[11:19]} UTC"
 
 
+def event_in_words(event: Mapping[str, Any]) -> str:
+    """What a run does to the data that it touches, in a line.
+
+    >>> sample = {"kind": "poisson_sampled", "sampling_probability": 0.01, "event": {"kind": "gaussian",
+    ...     "noise_multiplier": 1.5}}
+    >>> event_in_words({"kind": "repeated", "times": 200, "event": sample})
+    '200 times: Gaussian noise (multiplier 1.5) on a random sample (rate 0.01)'
+    """
+    match event:
+        case {"kind": "repeated", "times": times, "event": inside}:
+            return f"{times:,} times: {event_in_words(inside)}"
+        case {"kind": "composed", "events": [first, *rest]}:
+            more = f", and {len(rest) - 2:,} more" if len(rest) > 2 else ""
+            return " and ".join(event_in_words(each) for each in (first, *rest[:2])) + more
+        case {"kind": "poisson_sampled", "sampling_probability": rate, "event": inside}:
+            return f"{event_in_words(inside)} on a random sample (rate {rate:g})"
+        case {"kind": "gaussian", "noise_multiplier": noise}:
+            return f"Gaussian noise (multiplier {noise:g})"
+        case {"kind": "laplace" | "l2_laplace", "scale": scale}:
+            return f"Laplace noise (scale {scale:.4g})"
+        case {"kind": "partition_selection", "epsilon": epsilon, "delta": delta}:
+            return f"labels told by chance (ε = {epsilon:g}, δ = {delta:g})"
+        case {"kind": "pure_dp", "epsilon": epsilon}:
+            return f"a guarantee of ε = {epsilon:g}"
+        case {"kind": "approx_dp", "epsilon": epsilon, "delta": delta}:
+            return f"a guarantee of ε = {epsilon:g} at δ = {delta:g}"
+        case {"kind": "non_private"}:
+            return "no privacy at all"
+        case {"kind": str(kind), **others}:
+            given = (name for name in sorted(others) if name != "version")
+            said = ", ".join(f"{name.replace('_', ' ')} {_brief(others[name])}" for name in given)
+            return f"{kind.replace('_', ' ')}{f' ({said})' if said else ''}"
+        case _:
+            return "an event that this version does not know"
+
+
+def _brief(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)[:80]
+
+
 @cache
 def _style() -> str:
     """The style sheet, as it stands between its tags: its digest is in the policy."""
@@ -116,5 +208,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"up": up, "down": down, "moment": moment}
+    made.filters |= {"up": up, "down": down, "moment": moment, "event": event_in_words, "count": "{:,}".format}
     return made

@@ -130,6 +130,7 @@ class Operation:
     decide: Decide
     idempotency: Idempotency | None = None
     uses_sql: bool = False
+    at: datetime | None = None  # of a history that is made up; whatever really happens, happens now
     waiter: Waiter = field(init=False)
 
 
@@ -232,13 +233,13 @@ class Writer:
     def _decide(self, batch: Sequence[Operation]) -> None:
         """All of them, in order; one that uses SQL by itself, since its failure would take the others along.
 
-        Whoever hung up before this point asked for nothing.
+        One with a time of its own is by itself too. Whoever hung up before this point asked for nothing.
         """
         group: list[Operation] = []
         for operation in batch:
             if operation.waiter.cancelled():
                 continue
-            if operation.uses_sql:
+            if operation.uses_sql or operation.at is not None:
                 self._together(group)
                 self._together([operation])
                 group = []
@@ -318,7 +319,7 @@ class Writer:
             cursor.nextset()
             known = _known(cursor)
         opened = books.opened(connection, slots, locked)
-        at = datetime.now(UTC)
+        at = batch[0].at or datetime.now(UTC)
         page = _Page(at, {slot.name: slot.id for slot in slots}, opened)
         answers: list[Answer | Exception] = []
         for operation in batch:

@@ -1,8 +1,10 @@
 """A service with a history, at a real address: what pages are looked at in.
 
-The demo population of `stint demo`; beside it a clinic whose patients have little left, with a release that was denied,
-jobs, and audits of which one refutes a promise; a trial, with a task whose name is meant to break a page; a ward, whose
-labels were told, remapped and known before; populations that are in trouble; and one of whom nobody is registered.
+The demo population of `stint run`, with the times of its three years; a stream of weekly releases,
+which the forecast can be computed for by hand; beside them a clinic whose patients have little left, with a release
+that was denied, jobs, and audits of which one refutes a promise; a trial, with a task whose name is meant to break a
+page; a ward, whose labels were told, remapped and known before; populations that are in trouble; and one of whom nobody
+is registered.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -21,10 +24,10 @@ import uvicorn
 
 from accountant.audit import empirical as bounds
 from accountant.audit import series
-from service import demo
+from service import demo, made_up
 from service.api.context import Parts
 from service.app import create_app, running
-from service.client import Stint, dp_sgd
+from service.client import Stint, dp_sgd, label_release
 from service.operations import empirical, jobs, keys
 from service.settings import Settings
 from service.store.writer import Operation
@@ -32,6 +35,7 @@ from tests.service.harness import scratch
 from tests.service.work import data, ended, job, worker
 
 CLINIC, EMPTY, WARD = "clinic-west", "pilot", "ward"
+WEEKLY = "weekly"
 #: Populations that somebody should look at: who has least left first.
 FROZEN, SPENT, LOW = "frozen-lab", "spent-lab", "low-lab"
 HOSTILE = "<script>alert('task')</script> & \"quotes\""
@@ -67,7 +71,9 @@ def house() -> Iterator[House]:
         key = keys.ensure_first(parts.database)
         assert key is not None
         with _serving(parts) as url, Stint(url, key) as stint:
-            demo.seed(stint)
+            now = datetime.now(UTC)
+            demo.make(parts, now=now)
+            weekly(parts, now=now)
             roles = ("officer", "auditor", "pipeline", "worker")
             made = {role: stint.create_key(_NAMES[role], roles=[role], reason="the first day") for role in roles}
             secrets = {role: each["secret"] for role, each in made.items()}
@@ -148,6 +154,29 @@ def _serving(parts: Parts) -> Iterator[str]:
         server.should_exit = True
         thread.join(30)
         listener.close()
+
+
+def weekly(parts: Parts, *, now: datetime) -> None:
+    """40 people under ε = 1.81, pure: for four weeks, 0.15 for all on the first day and 0.05 for half on the fourth.
+
+    Half of them have 0.8 behind them, and the same four weeks again bring them to 1.6. Then 1.75 and 1.8 are within the
+    budget; so the second week after that has the first release that is refused, the sixth of its kind from now.
+    """
+    start = now - timedelta(days=28) + timedelta(minutes=5)
+    with made_up.history(parts, WEEKLY, start=start) as maker:
+        maker.create_population(WEEKLY, unit="user", epsilon=1.81, delta=1e-6, preset="pure")
+        maker.register_count(WEEKLY, 40)
+        maker.create_task(WEEKLY, "everybody", members={"ranges": [[0, 40]]})
+        maker.create_task(WEEKLY, "half", members={"ranges": [[0, 20]]})
+        for number in range(4):
+            for days, task, epsilon in ((0, "everybody", 0.15), (3, "half", 0.05)):
+                maker.at = start + timedelta(weeks=number, days=days, hours=1)
+                told = maker.propose(
+                    population=WEEKLY, task=task, mechanism=label_release(epsilon=epsilon, delta=1e-12),
+                    state={"retained": "dp_only"}, tuning={"source": "public"},
+                )  # fmt: skip
+                assert told["status"] == "held", told
+                maker.commit(told["id"])
 
 
 def _clinic(stint: Stint, parts: Parts) -> dict[str, Any]:

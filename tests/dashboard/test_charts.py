@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from accountant.audit.verdicts import Verdict
 from service.dashboard import charts
-from service.dashboard.charts import Bin, Interval, Mark, Meter, Rates, Reading
+from service.dashboard.charts import Bin, Foreseen, Interval, Meter, Rates, Reading, Terms
 from service.dashboard.drawing import LETTER, apart, day, fitting, tag, ticks, time_ticks
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
+TERMS = Terms(delta=1e-6, unit="user")
 HOSTILE = '</text><script>alert(1)</script>" onload="x\' & \x00\u202etxet \ud800'
 bounds = st.one_of(st.none(), st.floats(min_value=0, max_value=1e6), st.sampled_from([math.inf, math.nan]))
 budgets = st.floats(min_value=1e-3, max_value=100)
@@ -105,18 +106,23 @@ def is_sound(made: Markup) -> None:
 
 
 ALL = {
-    "step": lambda name: charts.step_chart(name="c", title=name, readings=[], until=START),
+    "step": lambda name: charts.step_chart(name="c", title=name, terms=TERMS, readings=[], until=START),
     "forecast": lambda name: charts.forecast_chart(
         name="c",
         title=name,
+        terms=TERMS,
         readings=[Reading(at=START, spent=1.0, held=0.1, budget=2.0)],
         now=START,
-        exhausted_at=START + timedelta(days=3),
-        refused=Mark(at=START + timedelta(days=2), label=name),
+        ahead=[Foreseen(at=START + timedelta(days=2), standing=1.6)],
+        refused=Foreseen(at=START + timedelta(days=3), standing=2.1),
+        what=name,
     ),
-    "histogram": lambda name: charts.histogram(name="c", title=name, bins=[], budget=1.0),
+    "histogram": lambda name: charts.histogram(name="c", title=name, terms=TERMS, bins=[], budget=1.0),
     "bars": lambda name: charts.bars(
-        name="c", title=name, meters=[Meter(label=name, spent=0.5, held=0.1, available=0.3, budget=1.0, link="/a?b=<")]
+        name="c",
+        title=name,
+        terms=TERMS,
+        meters=[Meter(label=name, spent=0.5, held=0.1, available=0.3, budget=1.0, link="/a?b=<")],
     ),
     "interval": lambda name: charts.interval_chart(
         name="c",
@@ -145,13 +151,18 @@ def test_ids_are_told_apart_by_the_name_of_the_chart(kind: str) -> None:
 @pytest.mark.parametrize("name", ["", "A", "1a", 'a"', "a b", "a#"])
 def test_a_chart_has_a_name_that_can_be_an_id(name: str) -> None:
     with pytest.raises(ValueError, match="name of a chart"):
-        charts.histogram(name=name, title="t", bins=[], budget=1.0)
+        charts.histogram(name=name, title="t", terms=TERMS, bins=[], budget=1.0)
 
 
 @pytest.mark.parametrize("link", ["https://elsewhere", "//elsewhere", "javascript:alert(1)", ""])
 def test_links_stay_in_the_service(link: str) -> None:
     with pytest.raises(ValueError, match="leads out"):
-        charts.bars(name="c", title="t", meters=[Meter(label="a", spent=0, held=0, available=1, budget=1, link=link)])
+        charts.bars(
+            name="c",
+            title="t",
+            terms=TERMS,
+            meters=[Meter(label="a", spent=0, held=0, available=1, budget=1, link=link)],
+        )
 
 
 # ---------------------------------------------------------------- laws
@@ -159,24 +170,96 @@ def test_links_stay_in_the_service(link: str) -> None:
 
 @given(found=readings, until=times)
 def test_step_charts_hold_whatever_is_read(found: list[Reading], until: datetime) -> None:
-    made = charts.step_chart(name="c", title="t", readings=found, until=until)
+    made = charts.step_chart(name="c", title="t", terms=TERMS, readings=found, until=until)
     is_sound(made)
     assert len(rows(made)) == len(found)
 
 
-@given(found=readings, now=times, end=st.one_of(st.none(), times), refused=st.one_of(st.none(), times))
+@given(
+    found=readings, now=times, ahead=st.lists(st.builds(Foreseen, at=times, standing=bounds), max_size=5),
+    refused=st.builds(Foreseen, at=times, standing=bounds),
+)  # fmt: skip
 def test_forecasts_hold_whatever_is_read(
-    found: list[Reading], now: datetime, end: datetime | None, refused: datetime | None
+    found: list[Reading], now: datetime, ahead: list[Foreseen], refused: Foreseen
 ) -> None:
-    mark = None if refused is None else Mark(at=refused, label=HOSTILE)
-    made = charts.forecast_chart(name="c", title="t", readings=found, now=now, exhausted_at=end, refused=mark)
+    made = charts.forecast_chart(
+        name="c", title="t", terms=TERMS, readings=found, now=now, ahead=ahead, refused=refused, what=HOSTILE
+    )
     is_sound(made)
-    assert len(rows(made)) == (len(found) + (end is not None) if found else 0)
+    latest = max([now, *(each.at for each in found)])
+    coming = sum(each.at > latest for each in ahead)
+    assert len(rows(made)) == (len(found) + coming + 1 if found else 0)
+
+
+def test_a_forecast_climbs_in_steps_to_the_refusal_and_says_which_it_is() -> None:
+    read = [Reading(at=START - timedelta(days=each), spent=1 - each / 10, held=0.0, budget=2.0) for each in (4, 2, 0)]
+    ahead = [Foreseen(at=START + timedelta(days=each), standing=1 + each / 10) for each in (2, 4, 6, 8)]
+    made = charts.forecast_chart(
+        name="c", title="t", terms=TERMS, readings=read, now=START, ahead=ahead, what="dp-sgd on spring, number 5,",
+        refused=Foreseen(at=START + timedelta(days=10), standing=2.1),
+    )  # fmt: skip
+    about = str(parsed(made).findtext("figcaption/span"))
+    assert "dp-sgd on spring, number 5, is refused on 15 Jan 2026: it would bring them to 2.1." in about
+    assert "ε ≤ 1 is spent and held of a budget of 2 (δ = 1e-06, per user)" in about
+    assert "no bound" in about
+    line = next(each for each in svg(made).iter("path") if each.attrib["class"] == "chart-forecast")
+    heights = [float(y) for _, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", line.attrib["d"])]
+    assert heights == sorted(heights, reverse=True)
+    assert len(set(heights)) == 5  # from where it stands, and four steps
+    assert rows(made)[-1] == ["2026-01-15 00:00:00, refused", "2.1", "2"]
+
+
+NUMBERS = {0.675: "0.675", 0.0012345: "0.00124", 1234.5: "1.24e+03"}
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_no_number_is_cut(value: float) -> None:
+    """However narrow it is where it stands."""
+    read = [Reading(at=START, spent=value, held=value, budget=value * 2)]
+    drawn = [
+        charts.step_chart(name="c", title="t", terms=TERMS, readings=read, until=START),
+        charts.forecast_chart(
+            name="c", title="t", terms=TERMS, readings=read, now=START, ahead=[], what="x",
+            refused=Foreseen(at=START + timedelta(days=1), standing=3 * value),
+        ),
+        charts.bars(
+            name="c", title="t", terms=TERMS,
+            meters=[Meter(label="x" * 90, spent=value, held=value, available=value, budget=value)],
+        ),
+    ]  # fmt: skip
+    for each in drawn:
+        written = [text.text or "" for text in svg(each).iter("text") if "x" not in (text.text or "")]
+        assert not any("…" in words for words in written), written
+    assert any(NUMBERS[value] in (text.text or "") for text in svg(drawn[0]).iter("text"))
+
+
+def test_charts_say_on_which_terms_their_numbers_hold() -> None:
+    read = [Reading(at=START, spent=1.0, held=0.1, budget=2.0)]
+    for made in (
+        charts.step_chart(name="c", title="t", terms=TERMS, readings=read, until=START),
+        charts.histogram(name="c", title="t", terms=TERMS, bins=[Bin(lower=0, upper=1, count=3)], budget=2.0),
+        charts.bars(
+            name="c", title="t", terms=TERMS, meters=[Meter(label="a", spent=0, held=0, available=1, budget=1)]
+        ),
+    ):
+        assert "δ = 1e-06, per user" in str(parsed(made).findtext("figcaption/span"))
+
+
+def test_windows_stay_in_their_order_and_equal_tasks_in_that_in_which_they_came() -> None:
+    found = [
+        Meter(label=label, spent=0.5, held=0.0, available=0.5 if label != "9 to 10" else 0.1, budget=1.0)
+        for label in ("0 to 8", "9 to 10", "100 to 200")
+    ]
+    given = charts.bars(name="c", title="t", terms=TERMS, meters=found, order="given")
+    assert [row[0] for row in rows(given)] == ["0 to 8", "9 to 10", "100 to 200"]
+    assert "Least is available in 9 to 10" in given
+    least = charts.bars(name="c", title="t", terms=TERMS, meters=found, order="least")
+    assert [row[0] for row in rows(least)] == ["9 to 10", "0 to 8", "100 to 200"]
 
 
 @given(found=bins, budget=budgets)
 def test_histograms_hold_whatever_is_counted(found: list[Bin], budget: float) -> None:
-    made = charts.histogram(name="c", title="t", bins=found, budget=budget)
+    made = charts.histogram(name="c", title="t", terms=TERMS, bins=found, budget=budget)
     is_sound(made)
     assert len(rows(made)) == len(found)
     assert len(list(svg(made).iter("rect"))) == sum(each.count > 0 for each in found)
@@ -184,7 +267,7 @@ def test_histograms_hold_whatever_is_counted(found: list[Bin], budget: float) ->
 
 @given(found=meters)
 def test_bars_hold_whatever_is_read(found: list[Meter]) -> None:
-    made = charts.bars(name="c", title="t", meters=found)
+    made = charts.bars(name="c", title="t", terms=TERMS, meters=found)
     is_sound(made)
     assert len(rows(made)) == len(found)
 
@@ -206,7 +289,7 @@ def test_curves_hold_whatever_was_measured(found: list[Rates], epsilon: float | 
 def spent_width(meter: Meter) -> float:
     return next(
         float(each.attrib["width"])
-        for each in svg(charts.bars(name="c", title="t", meters=[meter])).iter("rect")
+        for each in svg(charts.bars(name="c", title="t", terms=TERMS, meters=[meter])).iter("rect")
         if each.attrib["class"] == "chart-spent"
     )
 
@@ -226,7 +309,7 @@ def test_more_spent_is_further_right(spent: float, more: float, budget: float) -
 def test_more_spent_is_higher(spent: float, more: float) -> None:
     def top(value: float) -> float:
         both = [Reading(at=START, spent=each, held=0.0, budget=3.0) for each in (value,)]
-        made = svg(charts.step_chart(name="c", title="t", readings=both, until=START))
+        made = svg(charts.step_chart(name="c", title="t", terms=TERMS, readings=both, until=START))
         area = next(each for each in made.iter("path") if each.attrib.get("class") == "chart-spent")
         return float(re.findall(r"M[\d.]+ ([\d.]+)", area.attrib["d"])[0])
 
@@ -236,7 +319,7 @@ def test_more_spent_is_higher(spent: float, more: float) -> None:
 @given(few=st.integers(0, 10**6), more=st.integers(0, 10**6))
 def test_a_fuller_bin_is_no_lower_and_somebody_is_always_seen(few: int, more: int) -> None:
     found = [Bin(lower=0, upper=1, count=few), Bin(lower=1, upper=2, count=few + more)]
-    made = svg(charts.histogram(name="c", title="t", bins=found, budget=2.0))
+    made = svg(charts.histogram(name="c", title="t", terms=TERMS, bins=found, budget=2.0))
     tall = [float(each.attrib["height"]) for each in made.iter("rect")]
     assert tall == sorted(tall)
     assert all(each >= 2 for each in tall)
@@ -270,7 +353,10 @@ def test_no_mechanism_that_keeps_its_promise_leaves_the_frontier(epsilon: float,
 
 def test_what_is_spent_is_rounded_up_and_what_is_found_down() -> None:
     made = charts.bars(
-        name="c", title="t", meters=[Meter(label="a", spent=1.23401, held=None, available=0.99999, budget=2.5)]
+        name="c",
+        title="t",
+        terms=TERMS,
+        meters=[Meter(label="a", spent=1.23401, held=None, available=0.99999, budget=2.5)],
     )
     assert rows(made) == [["a", "1.24", "∞", "0.999", "2.5"]]
     audit = Interval(label="a", lower=0.99999, promise=1.00001, confidence=0.969999, verdict="consistent")
@@ -281,7 +367,7 @@ def test_what_is_spent_is_rounded_up_and_what_is_found_down() -> None:
 
 def test_what_is_not_known_is_not_available() -> None:
     unknown = Meter(label="a", spent=math.nan, held=0.0, available=math.nan, budget=2.5)
-    assert rows(charts.bars(name="c", title="t", meters=[unknown])) == [["a", "∞", "0", "0", "2.5"]]
+    assert rows(charts.bars(name="c", title="t", terms=TERMS, meters=[unknown])) == [["a", "∞", "0", "0", "2.5"]]
 
 
 def test_a_violation_is_said_in_words() -> None:
@@ -296,7 +382,7 @@ def test_those_with_least_available_come_first_and_the_rest_is_in_the_table() ->
         Meter(label=f"t{place}", spent=0.0, held=0.0, available=(place * 7 % 40) / 40, budget=1.0)
         for place in range(40)
     ]
-    made = charts.bars(name="c", title="t", meters=found)
+    made = charts.bars(name="c", title="t", terms=TERMS, meters=found)
     told = [float(row[3]) for row in rows(made)]
     assert told == sorted(told)
     assert len(told) == 40
@@ -317,7 +403,7 @@ def test_thinned_readings_are_never_lower_than_what_was_true() -> None:
         while place + 1 < len(kept) and kept[place + 1].at <= each.at:
             place += 1
         assert kept[place].standing >= each.standing
-    assert "Of 5,000 readings" in charts.step_chart(name="c", title="t", readings=found, until=START)
+    assert "Of 5,000 readings" in charts.step_chart(name="c", title="t", terms=TERMS, readings=found, until=START)
 
 
 # ---------------------------------------------------------------- what they are drawn with
@@ -351,7 +437,7 @@ def test_labels_keep_apart_and_in_order(found: list[float]) -> None:
 
 @given(words=st.text(max_size=100), width=st.floats(1, 400))
 def test_what_does_not_fit_is_cut(words: str, width: float) -> None:
-    assert len(fitting(words, width=width)) <= max(1, width / 6)
+    assert len(fitting(words, width=width)) <= max(1, width / 7)
 
 
 def test_elements_escape_attributes_and_words() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 from urllib.parse import urldefrag, urlencode, urljoin, urlsplit
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from service import demo
 from service.dashboard import site
 from tests.dashboard.browser import AXE, SIGHTS, Sight
 from tests.dashboard.house import CLINIC, EMPTY, HOSTILE, House, shuffled
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+
+def last_quarter() -> str:
+    """A task of the demo's last quarter."""
+    return demo.week(demo.WEEKS - 5, first=demo.first_week(datetime.now(UTC).date()))
+
+
 #: Every page by the name of its screenshot.
 PAGES: dict[str, Callable[[House], str]] = {
     "overview": lambda _: "/overview",
@@ -31,7 +39,7 @@ PAGES: dict[str, Callable[[House], str]] = {
     "population-demo": lambda _: "/populations/demo/budget",
     "population-empty": lambda _: f"/populations/{EMPTY}/budget",
     "tasks": lambda _: "/populations/demo/tasks",
-    "task": lambda _: "/populations/demo/task?name=2025-w48",
+    "task": lambda _: f"/populations/demo/task?name={last_quarter()}",
     "task-hostile": lambda _: "/populations/trial/task?" + urlencode({"name": HOSTILE}),
     "datapoint-lookup": lambda _: f"/populations/{CLINIC}/datapoint",
     "datapoint": lambda _: f"/populations/{CLINIC}/datapoint?ordinal=17",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
-from service.operations import policies
+from accountant.book import Book, Policy
+from accountant.canonical import from_canonical
+from service.operations import policies, readings, reports
 from service.operations.populations import new_version
 from tests.service.harness import Caller, Local
 from tests.service.test_refuted_evidence import violated
@@ -39,14 +42,73 @@ def test_a_lower_budget_would_have_denied_what_went_beyond_it(service: Local, po
     assert found["would_have_denied"][0]["reasons"] == ["It brought somebody to ε = 1.2."]
 
 
+def replayed(service: Local, population: str, new: Policy) -> set[str]:
+    """What the gate says if the log is replayed, and everybody who was touched is looked at after each release."""
+    book: Book | None = None
+    found = set()
+    for _, _, body in reports.Log(service.parts.database, population):
+        if book is None:
+            book = Book.of(body)
+        else:
+            book.apply(body)
+        document = from_canonical(body)
+        if document["kind"] == "release.held":
+            touched = {
+                history
+                for part in book.held_from(document).parts
+                for history, _ in book.ledger.cohorts.touched(part.scope)
+            }
+            if not all(new.budget.admits(readings.standing(new.budget, history)) for history in touched):
+                found.add(document["release"])
+    return found
+
+
 def test_readings_and_the_gate_agree_on_what_is_beyond(service: Local, population: str) -> None:
     """What is concluded from recorded readings is what the gate says when it is asked again."""
     with service.parts.books.read(population) as book:
         for epsilon in (0.2, 0.3, 0.5, 0.8, 1.0, 1.2, 1.5):
             new = new_version(book, epsilon=epsilon)
-            replayed = policies._replayed(service.parts.database, population, new)
-            found, _ = policies.would_have_denied(service.parts.database, population, now=book.policy, new=new)
-            assert {each.number for each in found} == set(replayed)
+            found, _ = policies.would_have_denied(service.parts.database, book, new=new)
+            assert {each.release for each in found} == replayed(service, population, new)
+
+
+def test_what_the_gate_judges_backwards_is_what_a_replay_finds(service: Local, call: Caller) -> None:
+    """Overlapping scopes, holds that are open, voided late or committed, and several δ that lie between."""
+    rng = random.Random(5)
+    name = call.population(count=200, epsilon=3.0, delta=1e-5)
+    waiting: list[str] = []
+    for _ in range(60):
+        start = rng.randrange(150)
+        event = {"kind": "gaussian", "noise_multiplier": rng.choice([8.0, 10.0, 14.0])}
+        scope = {"ranges": [[start, start + rng.randrange(5, 50)]]}
+        made = call.propose(name, (scope, event))
+        if made["status"] == "held":
+            waiting.append(made["id"])
+        while len(waiting) > 5:
+            which = waiting.pop(rng.randrange(len(waiting)))
+            if rng.random() < 0.3:
+                call.ok("POST", f"/v1/releases/{which}/void", {"reason": "it crashed"})
+            else:
+                call.ok("POST", f"/v1/releases/{which}/commit", {})
+    sizes = set()
+    with service.parts.books.read(name) as book:
+        for delta in (1e-6, 1e-7, 1e-9, 1e-12, 1e-16):
+            for epsilon in (3.0, 1.5):
+                new = new_version(book, epsilon=epsilon, delta=delta)
+                found, looked_at = policies.would_have_denied(service.parts.database, book, new=new)
+                assert looked_at == sum(each.status != "denied" for each in book.releases.values())
+                assert {each.release for each in found} == replayed(service, name, new)
+                sizes.add(len(found))
+    assert len(sizes) > 3  # from few to all
+
+
+def test_a_new_delta_is_judged_for_the_newest_alone(
+    service: Local, population: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "MOST_JUDGED", 2)
+    found = preview(service, population, delta=1e-7)
+    assert (found["looked_at"], found["admitted"]) == (2, 3)
+    assert preview(service, population, epsilon=1.0)["looked_at"] == 3
 
 
 def test_a_lower_delta_is_judged_by_the_gate(service: Local, call: Caller) -> None:

@@ -333,3 +333,21 @@ def test_how_the_budget_stands(house: House) -> None:
     assert by_share[0.75] == pytest.approx(0.2)
     assert by_share[1.0] == pytest.approx(0.8)
     assert sum(each["datapoints"] for each in stands["histogram"]) == 100
+
+
+def test_each_quantile_is_of_one_number_alone(house: House) -> None:
+    """Who has spent most and who has most behind them are not the same: nobody may read that none spent more."""
+    name = house.population(100)
+    house.officer.commit(house.officer.hold(name, ({"ranges": [[0, 10]]}, pure(0.6))))
+    house.officer.commit(house.officer.hold(name, ({"ranges": [[10, 20]]}, pure(0.5))))
+    house.officer.hold(name, ({"ranges": [[10, 20]]}, pure(0.3)))
+    rows = {each["share"]: each for each in house.auditor.get(f"/v1/populations/{name}/budget")["quantiles"]}
+    assert rows[1.0]["spent"] == pytest.approx(0.6)
+    assert rows[1.0]["held"] == pytest.approx(0.3)
+    assert rows[1.0]["available"] == pytest.approx(0.2, abs=1e-6)  # of those who have 0.8 behind them
+    assert (rows[0.75]["spent"], rows[0.75]["held"]) == (0, 0)
+    assert rows[0.9]["spent"] == pytest.approx(0.5)
+    assert rows[0.9]["held"] == 0
+    assert rows[0.0]["available"] == pytest.approx(1.0)
+    for name in ("spent", "held"):
+        assert [each[name] for each in rows.values()] == sorted(each[name] for each in rows.values())

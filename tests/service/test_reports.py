@@ -188,13 +188,44 @@ def test_the_page_prints_and_can_be_read_aloud(house: House, story: dict[str, An
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     outline = well_made(answer.text)
     said = of_the_middle(house, story)["report"]
-    sentences = [said["meaning"], said["bounds"], *said["method"], *said["not_shown"]]
-    sentences += [each["text"] for name in ("entries", "policies", "certificates") for each in said[name]]
+    sentences = [said["verdict"]["text"], said["odds"], said["odds_so_far"], said["meaning"], said["bounds"]]
+    sentences += [*said["method"], *said["not_shown"]]
+    sentences += [each["text"] for each in said["policies"]]
     sentences += [reason["message"] for each in said["decisions"] for reason in each["reasons"]]
+    sentences += [each["title"] for each in said["summary"]["findings"]]
     for sentence in sentences:
         assert " ".join(sentence.split()) in outline.text, sentence
-    assert "it crashed <b>" in outline.text
-    assert [tag for tag, _ in outline.tags].count("table") >= 6
+    for each in said["decisions"]:  # one line for each, in words
+        assert outline.text.count(each["release"]) == 1
+    assert "50 times: Gaussian noise (multiplier 3) on a random sample (rate 0.01)" in outline.text
+    assert '"kind"' not in outline.text
+    assert [tag for tag, _ in outline.tags].count("table") == 4
+
+
+def test_the_first_page_has_the_answer_and_counts(house: House, story: dict[str, Any]) -> None:
+    said = of_the_middle(house, story)["report"]
+    assert said["verdict"]["answer"] == "yes"
+    assert "each of 30 users" in said["verdict"]["text"]
+    assert not said["is_made_up"]
+    counts = {each["status"]: each["releases"] for each in said["summary"]["outcomes"]}
+    assert counts == {"committed": 1, "held": 0, "expired": 1, "voided": 1, "denied": 1}
+    assert said["summary"]["proposed"] == 4
+    assert [(each["code"], each["text"], each["releases"]) for each in said["summary"]["refused_for"]] == [
+        ("budget.exceeded", "over the budget for life", 1)
+    ]
+    assert {each["became"] for each in said["decisions"]} == {"committed", "denied", "expired", "voided"}
+    found = {each["code"]: each["releases"] for each in said["summary"]["findings"]}
+    assert found["tuning.undeclared"] == len({each["release"] for each in said["findings"] if "tuning" in each["code"]})
+    assert [each["text"] for each in said["summary"]["else"]] == ["1 key erased"]
+    who = {each["id"]: each["name"] for each in said["actors"]}
+    assert who[said["policies"][1]["actor"]] == "officer"
+    assert who["sweeper"] is None
+    assert sum(each["entries"] for each in said["actors"]) >= len(said["entries"])
+
+
+def test_a_promise_that_an_audit_refuted_is_no_yes(house: House) -> None:
+    name = house.population(5, epsilon=2.0, accepts=["proved", "claimed"])
+    assert report(house, name)["report"]["verdict"]["answer"] == "open"
 
 
 def test_a_release_has_a_report_whatever_became_of_it(house: House, story: dict[str, Any]) -> None:
@@ -275,6 +306,20 @@ def test_reports_at_the_command_line(
     assert (code, json.loads(said)["reasons"][0]["code"]) == (1, "document.other")
     file.write_text("[]")
     assert check(str(file), "--key", key)[0] == 1
+
+    code, said = check(str(page), "--key", key, "--json")
+    assert (code, json.loads(said)["outcome"]) == (0, "genuine")
+    shown = page.read_text(encoding="utf-8")
+    assert json.loads(said)["sha256"] in well_made(shown).text  # what is on paper
+    for changed, reason in (
+        (shown.replace("left the house", "was denied"), "page.other"),
+        (shown.replace("<h1>", "<h1>Draft. "), "page.other"),
+        (shown.replace('<data id="signed" hidden value="', '<data id="signed" hidden value="AAAA'), "envelope.fields"),
+        (shown.replace('<data id="signed"', '<data id="other"'), "envelope.fields"),
+    ):
+        page.write_text(changed, encoding="utf-8")
+        code, said = check(str(page), "--key", key, "--json")
+        assert (code, json.loads(said)["reasons"][0]["code"]) == (1, reason)
     for wrong in (["--report", "--format", "csv"], ["--format", "html"], ["--from", "2026-01-01"]):
         assert cli.main(["export", story["name"], *wrong]) == 2
     assert cli.main(["export", story["late"], "--report", *period]) == 2

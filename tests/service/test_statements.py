@@ -21,7 +21,7 @@ from tests.service.fixtures_behaviour import House, pure, until
 pytest_plugins = ("tests.service.fixtures_behaviour",)
 
 TASK = "w1<script>alert('x')</script>"
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+VOID = {"meta", "link", "br", "hr", "img", "input", "col"}
 
 
 class Outline(HTMLParser):
@@ -76,7 +76,7 @@ def well_made(page: str) -> Outline:
     labelled = [attributes["aria-labelledby"] for _, attributes in outline.tags if "aria-labelledby" in attributes]
     assert set(labelled) <= set(ids)
     assert names.count("table") == names.count("caption")
-    assert all(attributes.get("scope") in {"col", "row"} for tag, attributes in outline.tags if tag == "th")
+    assert all(attributes.get("scope") in {"col", "row", "colgroup"} for tag, attributes in outline.tags if tag == "th")
     assert not re.search(r"url\(|@import", page)
     return outline
 
