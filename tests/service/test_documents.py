@@ -79,7 +79,7 @@ def test_the_audits_page_lists_every_rule_and_every_statement(checkout: Path) ->
         [f"`{rule.code}`", rule.severity, " or ".join(rule.bases), rule.title, rule.remedy, rule.source]
         for rule in RULES.values()
     ]
-    kinds = {"texts": "a list of texts", "text": "a text", "number": "a number"}
+    kinds = {"texts": "a list of texts", "text": "a text", "number": "a number", "object": "a table"}
     statements = [
         [
             f"`{name}`",
