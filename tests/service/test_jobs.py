@@ -205,7 +205,7 @@ def test_a_file_that_a_policy_claims_is_read_by_its_population_alone(
 ) -> None:
     place = f"/data/{fresh('claimed')}"
     addresses = (f"file://{place}/b/", f"{place}/one/y.npy", f"s3://bucket{place}/")
-    rules = [{"uri": each, "address": "row"} for each in addresses]
+    rules = [{"uri": each, "address": "row"} for each in (*addresses, f"{place}\0/", "nowhere")]
     owner = call.population(count=60, epsilon=2.0, delta=1e-5)
     call.ok("PUT", f"/v1/populations/{owner}/policy", {"reason": "ours", "data": rules})
     before = len(call.entries(population))
