@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from accountant.audit.empirical import LowerBound, Method
-from accountant.audit.verdicts import Verdict, confidence_of, verdict
+from accountant.audit.verdicts import Power, Verdict, confidence_of, verdict
 from accountant.errors import InvalidDocument, InvalidInput
 from accountant.units import FAILURE_PROBABILITY, NOT_NEGATIVE, real, whole
 
@@ -47,6 +47,7 @@ class PlannedAudit:
     on_violation: OnViolation
     seed: str
     entry: int  # of the log, that planned it
+    power: Power | None = None  # what it would see, at its confidence; older plans do not say
     stage: Stage = "planned"
     bound: LowerBound | None = None
     verdict: Verdict | None = None
@@ -69,14 +70,24 @@ class PlannedAudit:
             case "violation":
                 said = f"The promise of {promise} for {self.mechanism!r} is false"
             case "consistent":
-                said = (
-                    f"Nothing was found against the promise of {promise} for {self.mechanism!r}, and it could have been"
-                )
+                said = f"Nothing was found against the promise of {promise} for {self.mechanism!r}, {self._seen}"
             case _:
-                said = (
-                    f"Whether the promise of {promise} for {self.mechanism!r} holds cannot be told from so many samples"
-                )
+                said = f"Whether {self.mechanism!r} keeps the promise of {promise} cannot be told, since {self._unseen}"
         return f"{said}: {self.bound}."
+
+    @property
+    def _seen(self) -> str:
+        if self.power is None:
+            return "by an audit whose plan does not say what it would have seen"
+        return f"where {self.power.twin} would show"
+
+    @property
+    def _unseen(self) -> str:
+        if self.power is None or self.power.suffices(self.samples):
+            return "so many samples prove nothing at this confidence"
+        if self.power.samples is None:
+            return f"at the confidence of audit {self.number} this attack would not show {self.power.twin}"
+        return f"{self.power.twin} would show from {self.power.samples:,} samples on, and there were {self.samples:,}"
 
 
 def planned_body(
@@ -91,6 +102,7 @@ def planned_body(
     by: str,
     on_violation: OnViolation,
     seed: str,
+    power: Power,
 ) -> dict[str, Any]:
     """The entry that plans audit `number` of a population."""
     return {
@@ -104,6 +116,7 @@ def planned_body(
         "promise": {"epsilon": epsilon, "delta": delta, "by": by},
         "on_violation": on_violation,
         "seed": seed,
+        "power": power._asdict(),
     }
 
 
@@ -125,7 +138,21 @@ def plan_from(document: Document, *, entry: int) -> PlannedAudit:
         on_violation=document["on_violation"],
         seed=document["seed"],
         entry=entry,
+        power=_power_from(document),
     )
+
+
+def _power_from(document: Document) -> Power | None:
+    """What the plan says of its power: nothing, if it is from before plans did, and then its verdict is as it was."""
+    match document.get("power"):
+        case None:
+            return None
+        case {"twin": str(twin), "samples": None}:
+            return Power(twin, None)
+        case {"twin": str(twin), "samples": int(samples)}:
+            return Power(twin, whole("power.samples", samples, least=1, most=MAX_SAMPLES))
+        case said:
+            raise InvalidDocument("power", said, "a twin, and from how many samples on it shows")
 
 
 def check_plan(plan: PlannedAudit, *, number: int) -> None:
@@ -146,7 +173,8 @@ def said_of(plan: PlannedAudit, bound: LowerBound) -> Verdict:
         raise InvalidInput("samples", bound.samples, f"at most {plan.samples:,}, as planned")
     if (bound.method == "gaussian_dp") != bound.assumes_a_shape:
         raise InvalidInput("method", bound.method, "one whose assumptions are said")
-    return verdict(bound, epsilon=plan.epsilon, delta=plan.delta, confidence=plan.confidence)
+    powerful = plan.power is None or plan.power.suffices(plan.samples)
+    return verdict(bound, epsilon=plan.epsilon, delta=plan.delta, confidence=plan.confidence, powerful=powerful)
 
 
 def concluded_body(plan: PlannedAudit, bound: LowerBound) -> dict[str, Any]:

@@ -76,7 +76,7 @@ SGD = {
 def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     """One proved mechanism, one refuted: numbers, confidences, verdicts, a frozen population, and a log that holds."""
     population = call.population(count=60, epsilon=2.0, delta=1e-5)
-    first = plan(call, population, "dp-sgd", ONE_STEP, samples=3000)
+    first = plan(call, population, "dp-sgd", ONE_STEP, samples=6000)
     second = plan(call, population, "l2dp-ml-as-published", SOLVED, on_violation="freeze")
     waiting = audit(call, first)
     assert (waiting["status"], waiting["verdict"], waiting["lower_bound"]) == ("queued", None, None)
@@ -90,12 +90,14 @@ def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     lower = proved["lower_bound"]
     assert 0 < lower["epsilon_lower"] < proved["promise"]["epsilon"] < lower["attainable"]
     assert (lower["confidence"], lower["method"], lower["delta"]) == (confidence_of(1), "clopper_pearson", 1e-5)
-    assert lower["samples"] <= proved["samples"] == 3000
+    assert lower["samples"] <= proved["samples"] == 6000
+    assert proved["power"]["samples"] <= 6000
     assert lower["assumptions"]
     assert proved["fitted"]["method"] == "gaussian_dp"
-    assert proved["progress"] == {"step": 3000, "steps": 3000}
+    assert proved["progress"] == {"step": 6000, "steps": 6000}
     assert len(proved["roc"]) > 2
     assert proved["sentence"].startswith("Nothing was found against the promise")
+    assert f"where {proved['power']['twin']} would show" in proved["sentence"]
     assert not proved["blocks"]
     assert reasons(call, population, SGD) == ["population.status"]
 
@@ -149,7 +151,9 @@ def test_the_command_line_waits_and_exits_by_what_was_found(
         finally:
             process.terminate()
             ended(process)
-    assert (found["verdict"], found["progress"]) == ("consistent", {"step": 300, "steps": 300})
+    assert (found["verdict"], found["progress"]) == ("inconclusive", {"step": 300, "steps": 300})
+    assert found["power"]["samples"] > 300
+    assert f"from {found['power']['samples']:,} samples on, and there were 300" in found["sentence"]
     assert "violation. The promise of" in shown
     assert "waiting, 0 tries" in shown
 
