@@ -59,6 +59,11 @@ class PlannedAudit:
         return self.verdict == "violation" and self.on_violation == "freeze"
 
     @property
+    def stops_holds(self) -> bool:
+        """Whether its violation stops what a pipeline holds already: those of older plans, without a power, did not."""
+        return self.power is not None
+
+    @property
     def sentence(self) -> str:
         """What it says, for people."""
         promise = f"ε = {self.epsilon:.4g} at δ = {self.delta:g}"

@@ -256,6 +256,23 @@ def test_what_a_job_made_is_not_published_once_its_mechanism_is_blocked() -> Non
         replay(diary.log, verify=True)
 
 
+@pytest.mark.parametrize("said", [{}, {"reason": "it had left before"}], ids=["no reason", "a reason"])
+def test_what_a_pipeline_holds_is_committed_only_with_a_reason_once_its_mechanism_is_blocked(said: Body) -> None:
+    diary = Diary()
+    diary.register(100)
+    for name in ("r1", "r2"):
+        hold(diary, name, expires_at="2026-01-02T00:00:00.000000Z")
+    plan(diary, "a1")
+    conclude(diary, "a1", 2.5)
+    diary.write({"kind": "release.expired", "release": "r2"})  # unknown is spent, whatever was found
+    diary.write({"kind": "release.committed", "release": "r1", **said})
+    if said:
+        assert replay(diary.log, verify=True).releases["r1"].status == "committed"
+    else:
+        with pytest.raises(InvalidInput, match="commits release 'r1', and no officer says why"):
+            replay(diary.log, verify=True)
+
+
 def test_a_policy_without_lifted_audits_is_spelled_as_it_always_was() -> None:
     diary = Diary()
     diary.policy(epsilon=0.9)

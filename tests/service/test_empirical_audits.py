@@ -13,7 +13,7 @@ import pytest
 
 from accountant.audit.verdicts import confidence_of
 from service.cli import main
-from service.sweeper import rescue
+from service.sweeper import rescue, sweep
 from tests.service import work
 from tests.service.fixtures_behaviour import serving
 from tests.service.harness import Caller, Local, in_process, local
@@ -194,6 +194,57 @@ def test_a_violation_blocks_proposals_and_jobs_until_it_is_lifted(house: Local, 
     ended(worker(house.parts, "--once"))
     assert call.ok("GET", f"/v1/jobs/{again['id']}")["status"] == "committed"
     call.verify(population)
+
+
+def test_a_violation_stops_what_a_pipeline_holds(house: Local, call: Caller) -> None:
+    """Nothing of a blocked mechanism leaves: it is voided, or an officer says why it left, or it expires into spent."""
+    population = call.population(count=60, epsilon=2.0, delta=1e-5)
+    pipeline, officer = (
+        in_process(house.app, call.ok("POST", "/v1/keys", {"name": role, "roles": [role]})["secret"])
+        for role in ("pipeline", "officer")
+    )
+
+    def held(**more: Any) -> str:
+        asked = {"population": population, **more}
+        answer = call.run(pipeline.post("/v1/releases", json=asked))
+        assert (answer.status_code, answer.json()["status"]) == (201, "held"), answer.text
+        return str(answer.json()["id"])
+
+    scope = {"ranges": [[0, 60]]}
+    stays, left, silent = (held(mechanism=SGD, scope=scope, hold_seconds=seconds) for seconds in (600, 600, 1))
+    bare = held(charges=[{"scope": scope, "event": {"kind": "pure_dp", "epsilon": 0.01}}])
+    identity = plan(call, population, "dp-sgd", ONE_STEP, samples=2000)
+    ended(worker(house.parts, "--once", planted="quiet"))
+    assert audit(call, identity)["verdict"] == "violation"
+
+    done = {"artifact": {"sha256": "00" * 32}}
+    for client, said in ((pipeline, {}), (pipeline, {"reason": "let me"}), (officer, {})):
+        answer = call.run(client.post(f"/v1/releases/{stays}/commit", json={**done, **said}))
+        problem = answer.json()
+        assert (answer.status_code, problem["type"]) == (409, "urn:stint:problem:blocked"), answer.text
+        assert problem["audit"] == identity
+        assert "void it" in problem["detail"]
+        assert "an officer commits it with a reason" in problem["detail"]
+    assert call.ok("GET", f"/v1/releases/{stays}")["status"] == "held", "no refund either"
+
+    why = {"reason": "it was sent to the clinic an hour before"}
+    settled = call.run(officer.post(f"/v1/releases/{left}/commit", json={**done, **why}))
+    assert (settled.status_code, settled.json()["status"]) == (200, "committed"), settled.text
+    again = call.run(pipeline.post(f"/v1/releases/{left}/commit", json=done))
+    assert again.status_code == 200, "what is committed stays so"
+    voided = call.run(pipeline.post(f"/v1/releases/{stays}/void", json={"reason": "nothing was sent"}))
+    assert voided.json()["status"] == "voided"
+    ends = time.monotonic() + work.SECONDS
+    while call.ok("GET", f"/v1/releases/{silent}")["status"] == "held":
+        sweep(house.parts)
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    assert call.ok("GET", f"/v1/releases/{silent}")["status"] == "expired", "unknown is spent"
+    # Charges that name no mechanism are nobody's: a violation of one does not stop them, unless it freezes.
+    assert call.run(pipeline.post(f"/v1/releases/{bare}/commit", json=done)).status_code == 200
+    call.verify(population)
+    for client in (pipeline, officer):
+        call.run(client.aclose())
 
 
 def test_an_audit_survives_the_death_of_its_worker_and_finds_the_same(
