@@ -717,11 +717,14 @@ def _check(book: Book, document: Document) -> None:
                 if denied := denying(found, book.policy.findings):
                     expected = f"findings that the policy allows: entry {number} holds {document['release']!r} with it"
                     raise InvalidInput("findings", denied[0].code, expected)
-        case "release.committed" if "artifact" in document:
+        case "release.committed":
             name = document["release"]
             known = book.releases.get(name)
+            if known is not None and known.expires_at is not None and "reason" not in document:
+                does = f"commits release {name!r}, and no officer says why"
+                _must_not_be_blocked(book, known.mechanism, does, held=True)
             found = [finding_from(each) for each in document.get("findings", ())]
-            if known is not None and known.expires_at is None:
+            if known is not None and known.expires_at is None and "artifact" in document:
                 _must_not_be_blocked(book, known.mechanism, f"publishes what a job made for {name!r}")
                 if denying(found, book.policy.findings):
                     expected = f"findings that the policy allows: entry {number} publishes what a job made for {name!r}"
@@ -760,8 +763,8 @@ def _check(book: Book, document: Document) -> None:
             raise InvalidInput("kind", document["kind"], f"a closed population to stay closed, at entry {number}")
 
 
-def _must_not_be_blocked(book: Book, mechanism: str | None, does: str) -> None:
-    if blocking := book.blocking(mechanism):
+def _must_not_be_blocked(book: Book, mechanism: str | None, does: str, *, held: bool = False) -> None:
+    if blocking := [audit for audit in book.blocking(mechanism) if audit.stops_holds or not held]:
         expected = f"a mechanism that no audit refuted, as {blocking[0].id} did: entry {book.number + 1} {does}"
         raise InvalidInput("mechanism", mechanism, expected)
 

@@ -15,16 +15,16 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from accountant import account
-from accountant.audit.empirical import Tally, fixed, gaussian_split, planned, split
+from accountant.audit.empirical import Tally, gaussian_split, planned, split, strongest
 from accountant.events import Gaussian
 from benchmarks.measure import duration
-from trainers.attacks.registry import AUDITS, CONFIDENCE, Outcome, conduct
+from trainers.attacks.registry import AUDITS, CONFIDENCE, Audit, Outcome, conduct
 from trainers.noise import Noise
 
 SEED = 2026
 HEADER = (
-    "| mechanism | audit | level | N | promise | ε ≤ | ε ≥ | Gaussian fit | verdict |\n"
-    "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | --- |"
+    "| mechanism | audit | level | N | promise | ε ≤ | ε ≥ | Gaussian fit | verdict | what would show, from N |\n"
+    "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | --- | --- |"
 )
 
 
@@ -45,8 +45,13 @@ def row(name: str, outcome: Outcome) -> str:
     promise = f"{audit.promiser}, δ = {audit.delta:g}"
     return (
         f"| `{name}` | {audit.name} | {audit.level} | {outcome.bound.samples:,} | {promise} | {up(outcome.epsilon)} "
-        f"| {down(outcome.bound.epsilon_lower)} | {fitted} | {outcome.verdict} |"
+        f"| {down(outcome.bound.epsilon_lower)} | {fitted} | {outcome.verdict} | {sees(audit)} |"
     )
+
+
+def sees(audit: Audit) -> str:
+    """The twin of an audit, and the fewest samples that show it."""
+    return "nothing" if audit.fewest is None else f"{audit.twin}, {audit.fewest:,}"
 
 
 def known_gaussian(epsilon: float, *, samples: int = 10**6, seeds: int = 200, delta: float = 1e-5) -> str:
@@ -60,7 +65,7 @@ def known_gaussian(epsilon: float, *, samples: int = 10**6, seeds: int = 200, de
     counts = [np.floor(samples * each).astype(np.int64) for each in reached]
     usual = Tally(at, counts[0], counts[1], samples, samples)
     place = at == planned(usual, delta=delta, confidence=CONFIDENCE)
-    found: dict[str, list[float]] = {"planned": [], "chosen": [], "fitted": []}
+    found: dict[str, list[float]] = {"used": [], "chosen": [], "fitted": []}
     for seed in range(seeds):
         chance = np.random.default_rng(seed)
         parts = []
@@ -77,7 +82,7 @@ def known_gaussian(epsilon: float, *, samples: int = 10**6, seeds: int = 200, de
             samples,
         )
         for name, bound in (
-            ("planned", fixed(every, delta=delta, confidence=CONFIDENCE)),
+            ("used", strongest(every, first, rest, delta=delta, confidence=CONFIDENCE)),
             ("chosen", split(first, rest, delta=delta, confidence=CONFIDENCE)),
             ("fitted", gaussian_split(first, rest, delta=delta, confidence=CONFIDENCE)),
         ):

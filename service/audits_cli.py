@@ -49,6 +49,7 @@ def start(
         if not as_json:
             confidence = f"{found['confidence']:.6f}"
             click.echo(f"{found['id']}: audit {found['number']} of {population}, at confidence {confidence}.")
+            click.echo(_would_see(found))
         if wait:
             with click.progressbar(length=found["samples"], label="samples", file=sys.stderr) as bar:
                 found = client.wait_for_audit(found["id"], progress=lambda step, _: bar.update(step - bar.pos))
@@ -88,6 +89,15 @@ def show(*, audit: str, as_json: bool) -> None:
         _echo_json(found)
     else:
         _show(found)
+
+
+def _would_see(found: Mapping[str, Any]) -> str:
+    twin, needed = found["power"]["twin"], found["power"]["samples"]
+    if needed is None:
+        return f"At this confidence it would not show {twin}: unless it finds a violation, it will be inconclusive."
+    if found["samples"] < needed:
+        return f"It shows {twin} from {needed:,} samples on: with fewer it finds a violation or is inconclusive."
+    return f"With {found['samples']:,} samples it shows {twin}."
 
 
 def _show(found: Mapping[str, Any]) -> None:

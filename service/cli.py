@@ -479,14 +479,15 @@ def dry_run(*, proposal: str | None, as_json: bool, **given: Any) -> int:
 @click.argument("release")
 @click.option("--artifact", type=click.Path(), help="The file that leaves the house; its digest is recorded.")
 @click.option("--uri", help="Where it goes.")
+@click.option("--reason", help="Why it is settled by hand; of a blocked mechanism, an officer says why it has left.")
 @_json_option
-def commit(*, release: str, artifact: str | None, uri: str | None, as_json: bool) -> None:
+def commit(*, release: str, artifact: str | None, uri: str | None, reason: str | None, as_json: bool) -> None:
     """It left the house: what was held is spent."""
     if uri is not None and artifact is None:
         raise click.UsageError("--uri belongs to --artifact")
     document = None if artifact is None else artifact_of(artifact, uri=uri)
     with _client() as client:
-        _show_resolved(client.commit(release, artifact=document), as_json=as_json)
+        _show_resolved(client.commit(release, artifact=document, reason=reason), as_json=as_json)
 
 
 @stint.command()

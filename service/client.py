@@ -341,11 +341,15 @@ class Stint:
         *,
         artifact: str | os.PathLike[str] | Document | None = None,
         evaluation: Document | None = None,
+        reason: str | None = None,
     ) -> Document:
-        """It left the house: what was held is spent. Of a file, digest and size are recorded."""
+        """It left the house: what was held is spent. Of a file, digest and size are recorded.
+
+        An officer's `reason` says why it is settled by hand: so is what left before an audit blocked its mechanism.
+        """
         if artifact is not None and not isinstance(artifact, dict):
             artifact = artifact_of(artifact)
-        said = {"artifact": artifact, "evaluation": evaluation}
+        said = {"artifact": artifact, "evaluation": evaluation, "reason": reason}
         body = {name: value for name, value in said.items() if value is not None}
         return self._post(f"/v1/releases/{_quoted(release)}/commit", body)
 

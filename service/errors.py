@@ -25,6 +25,10 @@ PROBLEMS: Final[dict[str, Kind]] = {
     "not-found": Kind(404, "There is no such thing", "Check the name; lists show what there is."),
     "not-allowed": Kind(405, "This address has no such method", "See /openapi.json for the methods of each address."),
     "conflict": Kind(409, "The state of things forbids it", "Look at the current state, then decide anew."),
+    "blocked": Kind(
+        409, "An audit blocks its mechanism",
+        "Void the release if nothing of it left; if it has left, have an officer commit it with a reason.",
+    ),
     "gone": Kind(410, "It was erased", "Nothing can be looked up under an erased key."),
     "precondition": Kind(412, "Somebody else changed it", "Read it again, and send If-Match with its new ETag."),
     "too-large": Kind(413, "The request is too large", "Send less at a time."),

@@ -334,7 +334,9 @@ class NewAudit(Closed):
     mechanism: Name
     audit: Name | None = Field(default=None, description="its name; may be left out where a mechanism has just one")
     samples: Annotated[int, Field(ge=LEAST_SAMPLES, le=MAX_SAMPLES, strict=True)] | None = Field(
-        default=None, description="runs of each side, or canaries; at most, and unless said, those of docs/soundness.md"
+        default=None,
+        description="runs of each side, or canaries; at most, and unless said, as many as docs/soundness.md has, or as "
+        "it takes at this audit's confidence to see its twin",
     )
     on_violation: Literal["block", "freeze"] = Field(
         default="block", description="whether a violation blocks the mechanism, or freezes the population as well"

@@ -14,8 +14,9 @@ follow from the same two bounds, so one confidence covers both. The bounds are e
 **Chosen thresholds.** A threshold that was picked because it looks best on the samples would overstate ε. Two ways are
 sound and offered here. `split`: the threshold is chosen on one share of the samples and tested on the rest, which are
 independent of it, so nothing needs to be corrected. `fixed`: all K thresholds are named before the samples are seen,
-each is tested at 1/K of what may go wrong, and the best counts (Bonferroni: a union bound over the K tests); `planned`
-names one from what the mechanism is said to do.
+each is tested at 1/K of what may go wrong, and the best counts (Bonferroni: a union bound over the K tests). `planned`
+names one from what the mechanism is said to do. `strongest` does both, each at half of what may go wrong: the threshold
+that the promise names shows most of a mechanism that keeps it, a chosen one shows most of one that does not.
 
 Samples are independent runs; what is measured rounds down.
 """
@@ -23,12 +24,12 @@ Samples are independent runs; what is measured rounds down.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, betaincinv, ndtri
+from scipy.special import betainccinv, betaincinv, ndtr, ndtri
 
 from accountant.engines import account
 from accountant.errors import InvalidInput
@@ -45,6 +46,7 @@ _MARGIN: Final = 1e-9
 _CHOSEN_ON: Final = 0.25  # of the samples, where a threshold has to be chosen
 _CHOSEN_AT: Final = 1e-3  # stricter than a test: a threshold that was lucky on few samples is not chosen
 _CANDIDATES: Final = 400  # thresholds that are looked at
+_TAIL: Final = 7.0  # deviations, beyond which no number of samples that fits here has anything
 _LEAST_MU: Final = 1e-6  # a Gaussian that is told apart less than this counts as 0
 MAX_SAMPLES: Final = 10**12
 
@@ -123,12 +125,35 @@ class Tally(NamedTuple):
         return cls(at, counts[0], counts[1], len(included), len(excluded))
 
 
+class Normals(NamedTuple):
+    """The laws of scores if the promise is kept: normal with the datapoint and without it, of one deviation.
+
+    It follows from the promise alone and never from samples, so that what is planned by it is fixed before.
+    """
+
+    included: float
+    excluded: float
+    deviation: float
+
+    def tally(self, samples: int) -> Tally:
+        """What so many scores a side come to on average, at thresholds from one end to the other."""
+        ends = sorted((self.included, self.excluded))
+        at = np.linspace(ends[0] - _TAIL * self.deviation, ends[1] + _TAIL * self.deviation, _CANDIDATES)
+        reached = [ndtr((mean - at) / self.deviation) for mean in (self.included, self.excluded)]
+        counts = [np.floor(samples * each).astype(np.int64) for each in reached]
+        return Tally(at, counts[0], counts[1], samples, samples)
+
+
 def fixed(tally: Tally, *, delta: float, confidence: float) -> LowerBound:
     """A bound from thresholds that were all named before any score was seen (Bonferroni)."""
-    alpha = _alpha(confidence) / len(_checked(tally).thresholds)
+    return _fixed(tally, delta=_delta(delta), confidence=confidence, alpha=_alpha(confidence))
+
+
+def _fixed(tally: Tally, *, delta: float, confidence: float, alpha: float) -> LowerBound:
+    each = alpha / len(_checked(tally).thresholds)
     # Only as the attack says it, high scores for "with": turned round they would be as many tests again.
-    bounds = _epsilons(tally, delta=_delta(delta), alpha=alpha)[: len(tally.thresholds)]
-    return _clopper_pearson(tally, int(np.argmax(bounds)), delta=delta, confidence=confidence, alpha=alpha)
+    bounds = _epsilons(tally, delta=delta, alpha=each)[: len(tally.thresholds)]
+    return _clopper_pearson(tally, int(np.argmax(bounds)), delta=delta, confidence=confidence, alpha=each)
 
 
 def planned(expected: Tally, *, delta: float, confidence: float) -> float:
@@ -147,10 +172,25 @@ def split(chosen_on: Tally, tested_on: Tally, *, delta: float, confidence: float
 
     The bound of `tested_on` is one at a threshold that does not depend on it, so its confidence is that of one test.
     """
+    return _split(chosen_on, tested_on, delta=_delta(delta), confidence=confidence, alpha=_alpha(confidence))
+
+
+def _split(chosen_on: Tally, tested_on: Tally, *, delta: float, confidence: float, alpha: float) -> LowerBound:
     _same_thresholds(chosen_on, tested_on)
-    best = int(np.argmax(_epsilons(chosen_on, delta=_delta(delta), alpha=_CHOSEN_AT)))
-    alpha = _alpha(confidence)
+    best = int(np.argmax(_epsilons(chosen_on, delta=delta, alpha=_CHOSEN_AT)))
     return _clopper_pearson(tested_on, best, delta=delta, confidence=confidence, alpha=alpha)
+
+
+def strongest(named: Tally, chosen_on: Tally, tested_on: Tally, *, delta: float, confidence: float) -> LowerBound:
+    """The larger of two bounds: of all samples at thresholds `named` before, and of `split`.
+
+    Each is wrong with half of what may go wrong, so that the larger one is with all of it (a union bound).
+    """
+    delta, half = _delta(delta), _alpha(confidence) / 2
+    one = _fixed(named, delta=delta, confidence=confidence, alpha=half)
+    other = _split(chosen_on, tested_on, delta=delta, confidence=confidence, alpha=half)
+    best = max(one, other, key=lambda bound: bound.epsilon_lower)
+    return replace(best, attainable=max(one.attainable, other.attainable))
 
 
 def from_scores(
@@ -159,18 +199,25 @@ def from_scores(
     *,
     delta: float,
     confidence: float,
+    promised: Normals | None = None,
 ) -> LowerBound:
     """A bound from scores: thresholds are looked for on the first quarter of each side, and tested on the rest.
 
     An attack says "with" where scores are high; one that has it the wrong way round is turned round on the first
-    quarter as well.
+    quarter as well. Where the promise says how scores are distributed, the threshold that it names is tested on all of
+    them as well (`strongest`).
 
     >>> ones, zeros = np.full(2_000, 1.0), np.full(2_000, 0.0)
     >>> print(from_scores(ones, zeros, delta=0.0, confidence=0.95))
     ε ≥ 6.00 (δ = 0, 95 % confidence, clopper_pearson, 1,500 samples, lower bound)
     """
     chosen_on, tested_on = _halves(included, excluded)
-    return split(chosen_on, tested_on, delta=delta, confidence=confidence)
+    if promised is None:
+        return split(chosen_on, tested_on, delta=delta, confidence=confidence)
+    usual = promised.tally(min(len(included), len(excluded)))
+    threshold = planned(usual, delta=delta, confidence=confidence)
+    named = Tally.of(included, excluded, thresholds=[threshold])
+    return strongest(named, chosen_on, tested_on, delta=delta, confidence=confidence)
 
 
 def gaussian_split(chosen_on: Tally, tested_on: Tally, *, delta: float, confidence: float) -> LowerBound:

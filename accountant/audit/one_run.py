@@ -15,6 +15,7 @@ with a small enough p-value is a bound, and it does not matter that one is found
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -23,10 +24,10 @@ from scipy.stats import binom
 
 from accountant.audit.empirical import LowerBound
 from accountant.errors import InvalidInput
-from accountant.units import FAILURE_PROBABILITY, NOT_NEGATIVE, POSITIVE_FAILURE_PROBABILITY, real, whole
+from accountant.units import FAILURE_PROBABILITY, NOT_NEGATIVE, POSITIVE_FAILURE_PROBABILITY, PROBABILITY, real, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -97,26 +98,54 @@ def from_scores(
     m = len(found)
     if found.ndim != 1 or found.shape != truth.shape or not m or np.isnan(found).any():
         raise InvalidInput("scores", list(found.shape), f"a number for each of {truth.size} canaries")
-    numbers = sorted({2 * max(1, number // 2) for number in guesses or (m // 10, m // 3, m)})
+    numbers = _numbers(m, guesses)
     if numbers[-1] > m:
         raise InvalidInput("guesses", numbers[-1], f"at most the {m} canaries that there are, an even number")
     order = np.argsort(found, kind="stable")
-    each = 1 - (1 - real("confidence", confidence, POSITIVE_FAILURE_PROBABILITY)) / len(numbers)
-    bound, perfect = 0.0, 0.0
-    for number in numbers:
+
+    def right(number: int) -> int:
         half = number // 2
-        right = int(truth[order[-half:]].sum() + (~truth[order[:half]]).sum())
-        reached, most = (
-            epsilon_lower(canaries=m, guesses=number, correct=correct, delta=delta, confidence=each)
-            for correct in (right, number)
-        )
-        bound, perfect = max(bound, reached), max(perfect, most)
+        return int(truth[order[-half:]].sum() + (~truth[order[:half]]).sum())
+
     return LowerBound(
-        epsilon_lower=bound,
+        epsilon_lower=_best(m, {number: right(number) for number in numbers}, delta=delta, confidence=confidence),
         delta=delta,
         confidence=confidence,
         method="one_run",
         samples=m,
         assumptions=(COINS,),
-        attainable=perfect,
+        attainable=_best(m, {number: number for number in numbers}, delta=delta, confidence=confidence),
+    )
+
+
+def shown(*, canaries: int, right: tuple[float, float, float], delta: float, confidence: float) -> float:
+    """What `from_scores` shows where these shares of guesses are right: of a tenth, a third and all of the canaries.
+
+    Give or take two deviations of each. With δ > 0 more canaries do not always help, since at least 2δ is left to
+    chance however many are guessed: beyond some confidence, nothing shows at all.
+
+    >>> perfect = (1.0, 1.0, 1.0)
+    >>> [f"{shown(canaries=1500, right=perfect, delta=1e-5, confidence=each):.2f}" for each in (0.95, 0.995, 0.9999)]
+    ['5.83', '4.80', '0.00']
+    """
+    m = whole("canaries", canaries, least=20, most=MAX_CANARIES)
+    shares = [real("right", each, PROBABILITY) for each in right]
+    correct = {
+        number: math.floor(number * share - 2 * math.sqrt(number * share * (1 - share)))
+        for number, share in zip(_numbers(m), shares, strict=True)
+    }
+    return _best(m, {number: max(0, each) for number, each in correct.items()}, delta=delta, confidence=confidence)
+
+
+def _numbers(canaries: int, guesses: Sequence[int] = ()) -> list[int]:
+    """How many canaries are guessed: so many, or a tenth, a third and all; even numbers."""
+    return sorted({2 * max(1, number // 2) for number in guesses or (canaries // 10, canaries // 3, canaries)})
+
+
+def _best(canaries: int, right: Mapping[int, int], *, delta: float, confidence: float) -> float:
+    """The best of the bounds for each number of guesses, of which so many were right; they share what may go wrong."""
+    each = 1 - (1 - real("confidence", confidence, POSITIVE_FAILURE_PROBABILITY)) / len(right)
+    return max(
+        epsilon_lower(canaries=canaries, guesses=number, correct=correct, delta=delta, confidence=each)
+        for number, correct in right.items()
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from accountant.audit.empirical import LowerBound, Method
-from accountant.audit.verdicts import Verdict, confidence_of, verdict
+from accountant.audit.verdicts import Power, Verdict, confidence_of, verdict
 from accountant.errors import InvalidDocument, InvalidInput
 from accountant.units import FAILURE_PROBABILITY, NOT_NEGATIVE, real, whole
 
@@ -48,6 +48,7 @@ class PlannedAudit:
     on_violation: OnViolation
     seed: str
     entry: int  # of the log, that planned it
+    power: Power | None = None  # what it would see, at its confidence; older plans do not say
     stage: Stage = "planned"
     bound: LowerBound | None = None
     verdict: Verdict | None = None
@@ -57,6 +58,11 @@ class PlannedAudit:
     def freezes(self) -> bool:
         """Whether the population is frozen by it."""
         return self.verdict == "violation" and self.on_violation == "freeze"
+
+    @property
+    def stops_holds(self) -> bool:
+        """Whether its violation stops what a pipeline holds already: those of older plans, without a power, did not."""
+        return self.power is not None
 
     @property
     def sentence(self) -> str:
@@ -70,13 +76,9 @@ class PlannedAudit:
             case "violation":
                 said = f"The promise of {promise} for {self.mechanism!r} is false"
             case "consistent":
-                said = (
-                    f"Nothing was found against the promise of {promise} for {self.mechanism!r}, and it could have been"
-                )
+                said = f"Nothing was found against the promise of {promise} for {self.mechanism!r}, {self._seen}"
             case _:
-                said = (
-                    f"Whether the promise of {promise} for {self.mechanism!r} holds cannot be told from so many samples"
-                )
+                said = f"Whether {self.mechanism!r} keeps the promise of {promise} cannot be told, since {self._unseen}"
         sure = math.floor(1000 * self.bound.confidence) / 10  # rounded down, as the bound is
         found = math.floor(100 * self.bound.epsilon_lower) / 100
         shape = ", if the noise is normal" if self.bound.assumes_a_shape else ""
@@ -84,6 +86,20 @@ class PlannedAudit:
             f"{said}: an attack showed ε ≥ {found:g} at δ = {self.bound.delta:g} (lower bound{shape}, {sure:g} % "
             f"confidence, {self.bound.samples:,} samples)."
         )
+
+    @property
+    def _seen(self) -> str:
+        if self.power is None:
+            return "by an audit whose plan does not say what it would have seen"
+        return f"where {self.power.twin} would show"
+
+    @property
+    def _unseen(self) -> str:
+        if self.power is None or self.power.suffices(self.samples):
+            return "so many samples prove nothing at this confidence"
+        if self.power.samples is None:
+            return f"at the confidence of audit {self.number} this attack would not show {self.power.twin}"
+        return f"{self.power.twin} would show from {self.power.samples:,} samples on, and there were {self.samples:,}"
 
 
 def planned_body(
@@ -98,6 +114,7 @@ def planned_body(
     by: str,
     on_violation: OnViolation,
     seed: str,
+    power: Power,
     reason: str | None = None,
 ) -> dict[str, Any]:
     """The entry that plans audit `number` of a population."""
@@ -114,6 +131,7 @@ def planned_body(
         "promise": {"epsilon": epsilon, "delta": delta, "by": by},
         "on_violation": on_violation,
         "seed": seed,
+        "power": power._asdict(),
     }
 
 
@@ -135,7 +153,21 @@ def plan_from(document: Document, *, entry: int) -> PlannedAudit:
         on_violation=document["on_violation"],
         seed=document["seed"],
         entry=entry,
+        power=_power_from(document),
     )
+
+
+def _power_from(document: Document) -> Power | None:
+    """What the plan says of its power: nothing, if it is from before plans did, and then its verdict is as it was."""
+    match document.get("power"):
+        case None:
+            return None
+        case {"twin": str(twin), "samples": None}:
+            return Power(twin, None)
+        case {"twin": str(twin), "samples": int(samples)}:
+            return Power(twin, whole("power.samples", samples, least=1, most=MAX_SAMPLES))
+        case said:
+            raise InvalidDocument("power", said, "a twin, and from how many samples on it shows")
 
 
 def check_plan(plan: PlannedAudit, *, number: int) -> None:
@@ -156,7 +188,8 @@ def said_of(plan: PlannedAudit, bound: LowerBound) -> Verdict:
         raise InvalidInput("samples", bound.samples, f"at most {plan.samples:,}, as planned")
     if (bound.method == "gaussian_dp") != bound.assumes_a_shape:
         raise InvalidInput("method", bound.method, "one whose assumptions are said")
-    return verdict(bound, epsilon=plan.epsilon, delta=plan.delta, confidence=plan.confidence)
+    powerful = plan.power is None or plan.power.suffices(plan.samples)
+    return verdict(bound, epsilon=plan.epsilon, delta=plan.delta, confidence=plan.confidence, powerful=powerful)
 
 
 def concluded_body(plan: PlannedAudit, bound: LowerBound) -> dict[str, Any]:

@@ -251,12 +251,18 @@ def body_of(parts: Parts, release: str) -> dict[str, Any]:
 
 
 @router.post(
-    "/{release}/commit", responses=problems("not-found", "conflict", "key-reused"), summary="It left the house"
+    "/{release}/commit",
+    responses=problems("not-found", "conflict", "blocked", "key-reused"),
+    summary="It left the house",
 )
 async def commit(
     release: ReleaseId, done: Commit, request: Request, parts: Service, actor: Pipeline, key: IdempotencyKey = None
 ) -> JSONResponse:
-    """What was held is spent. Sent again it changes nothing; after expiry it can only attach the artifact."""
+    """What was held is spent. Sent again it changes nothing; after expiry it can only attach the artifact.
+
+    Of a mechanism that an audit blocks nothing leaves: void the hold, or, if it has left, have an officer commit it
+    with a reason.
+    """
     operation = committing(release, done, actor)
     return answered(await decide(request, parts, actor, await _population_of(parts, release), operation, key))
 

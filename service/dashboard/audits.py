@@ -93,7 +93,15 @@ def new(
 ) -> Data:
     """Which audits there are, and of what."""
     choices = [
-        {"mechanism": name, "audit": plan.name, "what": plan.what, "samples": plan.samples, "level": plan.level}
+        {
+            "mechanism": name,
+            "audit": plan.name,
+            "what": plan.what,
+            "samples": plan.samples,
+            "level": plan.level,
+            "twin": plan.twin,
+            "fewest": plan.fewest,
+        }
         for name in CATALOG
         if name == mechanism
         for plan in offered(name)

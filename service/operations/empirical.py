@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 from sqlalchemy import text
 
 from accountant.audit import series
-from accountant.audit.verdicts import Verdict
+from accountant.audit.verdicts import Verdict, confidence_of
 from accountant.errors import InvalidInput
 from service.errors import NotFound, Problem
 from service.operations import webhooks
@@ -109,7 +109,7 @@ class Experiment:
 
     mechanism: str
     plan: Plan
-    samples: int
+    samples: int | None  # as many as the audit takes
     on_violation: OnViolation
     queue: str
     attempts: int
@@ -145,12 +145,10 @@ def experiment(
         names = "; ".join(repr(plan.name) for plan in found)
         raise Problem("invalid", f"Mechanism {mechanism!r} has these audits: {names}. Name one of them.", "audit")
     plan = named[0]
-    if samples is not None and samples > plan.samples:
-        raise Problem("invalid", f"Audit {plan.name!r} takes at most {plan.samples:,} samples.", "samples")
     return Experiment(
         mechanism=mechanism,
         plan=plan,
-        samples=samples or plan.samples,
+        samples=samples,
         on_violation=on_violation,
         queue=queue,
         attempts=attempts,
@@ -168,24 +166,30 @@ def plan(asked: Experiment, *, by: Actor, reason: str | None = None) -> Decide:
         assert connection is not None
         if book.status == "closed":
             raise Problem("conflict", f"Population {book.name!r} is closed: nothing will be released from it.")
-        audit = new_id(_PREFIX, at)
+        audit, number = new_id(_PREFIX, at), len(book.audits) + 1
+        power = asked.plan.power(confidence_of(number), epsilon=epsilon)
+        most = max(asked.plan.samples, power.samples or 0)
+        samples = most if asked.samples is None else asked.samples
+        if samples > most:
+            raise Problem("invalid", f"Audit {asked.plan.name!r} takes at most {most:,} samples.", "samples")
         body = series.planned_body(
             audit=audit,
-            number=len(book.audits) + 1,
+            number=number,
             mechanism=asked.mechanism,
             name=asked.plan.name,
-            samples=asked.samples,
+            samples=samples,
             epsilon=epsilon,
             delta=asked.plan.delta,
             by=asked.plan.promiser,
             on_violation=asked.on_violation,
             seed=secrets.token_hex(16),
+            power=power,
             reason=reason,
         )
         ticket = tickets.put(connection, job=audit, queue=asked.queue, device=DEVICE)
         row = {
             "id": audit, "population": book.name, "actor": by.id, "queue": asked.queue, "attempts": asked.attempts,
-            "ticket": ticket, "samples": asked.samples, "at": at,
+            "ticket": ticket, "samples": samples, "at": at,
         }  # fmt: skip
         connection.execute(_INSERT, row)
 
@@ -198,7 +202,8 @@ def plan(asked: Experiment, *, by: Actor, reason: str | None = None) -> Decide:
                 "audit": asked.plan.name,
                 "number": body["number"],
                 "confidence": body["confidence"],
-                "samples": asked.samples,
+                "samples": samples,
+                "power": body["power"],
                 "promise": {**body["promise"], "bound": "upper"},
                 "on_violation": asked.on_violation,
                 "entry": entry(links[-1]),
@@ -408,6 +413,7 @@ def shown(row: Mapping[str, Any], book: Book) -> dict[str, Any]:
         "promise": {"epsilon": audit.epsilon, "delta": audit.delta, "by": audit.by, "bound": "upper"},
         "on_violation": audit.on_violation,
         "seed": audit.seed,
+        "power": None if audit.power is None else audit.power._asdict(),
         "verdict": audit.verdict if concluded else None,
         "sentence": _sentence(audit, row),
         "lower_bound": series.bound_to(audit.bound) if concluded and audit.bound is not None else None,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from accountant.audit.findings import Finding
+    from accountant.audit.series import PlannedAudit
     from accountant.book import Body, Book, Release
     from accountant.chain import Link
     from accountant.events import Adjacency, Event
@@ -352,7 +353,8 @@ def commit(
 ) -> Decide:
     """The release left the house. Once it has expired it is spent already, and only its artifact can be attached.
 
-    What is to be said against it is recorded, and stops nothing: what left has left.
+    What is to be said against it is recorded, and stops nothing: what left has left. Of a mechanism that an audit
+    blocks nothing leaves any more: a hold is voided then, or an officer says why it left all the same, and it is spent.
     """
     found = [] if artifact is None else pre_release.at_commit(metrics=artifact.get("metrics"), evaluation=evaluation)
     said: Body = {} if evaluation is None else {"declared": {"evaluation": dict(evaluation)}}
@@ -363,6 +365,8 @@ def commit(
         known = _owned(book, release, by)
         match known.status:
             case "held":
+                if (blocking := book.blocking(known.mechanism)) and (reason is None or not by.has("officer")):
+                    raise _blocked(known, blocking[0])
                 body: Body = {"kind": "release.committed", "release": release, **said}
                 if artifact is not None:
                     body["artifact"] = dict(artifact)
@@ -378,6 +382,14 @@ def commit(
                 raise Problem("conflict", f"Release {release} is {status}: there is nothing to commit.")
 
     return decide
+
+
+def _blocked(release: Release, audit: PlannedAudit) -> Problem:
+    message = (
+        f"Audit {audit.id} blocks mechanism {audit.mechanism!r}, so release {release.id} must not leave the house. "
+        "If nothing of it left, void it. If it has left, it is spent: an officer commits it with a reason."
+    )
+    return Problem("blocked", message, extra={"audit": audit.id})
 
 
 def void(*, release: str, reason: str, evidence: Mapping[str, Any] | None, by: Actor) -> Decide:

@@ -17,6 +17,7 @@ from scipy.stats import binom
 
 from accountant import InvalidInput, account
 from accountant.audit.empirical import (
+    Normals,
     Tally,
     attainable,
     fixed,
@@ -28,6 +29,7 @@ from accountant.audit.empirical import (
     proportion_upper,
     roc,
     split,
+    strongest,
 )
 from accountant.events import Gaussian
 
@@ -70,7 +72,7 @@ def test_a_gaussian_of_known_epsilon_is_nearly_found_and_seldom_exceeded(epsilon
     mu = mu_of(epsilon)
     threshold = planned(expected(mu, SAMPLES), delta=DELTA, confidence=0.95)
     place = int(np.flatnonzero(threshold == GRID)[0])
-    counted, chosen, fitted = [], [], []
+    counted, used, chosen, fitted = [], [], [], []
     for seed in range(200):
         chance = np.random.default_rng(seed)
         first, rest = drawn(chance, mu, SAMPLES // 4), drawn(chance, mu, SAMPLES - SAMPLES // 4)
@@ -82,13 +84,46 @@ def test_a_gaussian_of_known_epsilon_is_nearly_found_and_seldom_exceeded(epsilon
             SAMPLES,
         )
         counted.append(fixed(every, delta=DELTA, confidence=0.95).epsilon_lower)
+        used.append(strongest(every, first, rest, delta=DELTA, confidence=0.95).epsilon_lower)
         chosen.append(split(first, rest, delta=DELTA, confidence=0.95).epsilon_lower)
         fitted.append(gaussian_split(first, rest, delta=DELTA, confidence=0.95).epsilon_lower)
     assert min(counted) >= 0.65 * epsilon
-    assert np.median(chosen) >= 0.65 * epsilon
+    assert min(used) >= 0.65 * epsilon, "what an audit does that knows the law of its scores"
+    assert np.median(chosen) >= 0.65 * epsilon, "where nobody knows it"
     assert min(fitted) >= 0.85 * epsilon
-    for bounds in (counted, chosen, fitted):
+    for bounds in (counted, used, chosen, fitted):
         assert sum(bound > epsilon for bound in bounds) <= 18
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_scores_that_were_drawn_come_to_the_same(epsilon: float) -> None:
+    """No multinomial law, no grid: 10⁶ scores a side, through all that an audit does with them."""
+    mu = mu_of(epsilon)
+    for seed in range(8):
+        chance = np.random.default_rng(seed)
+        ones, zeros = chance.normal(mu, 1, SAMPLES), chance.normal(0, 1, SAMPLES)
+        promised = Normals(included=mu, excluded=0.0, deviation=1.0)
+        bound = from_scores(ones, zeros, delta=DELTA, confidence=0.95, promised=promised)
+        assert 0.65 * epsilon <= bound.epsilon_lower <= epsilon
+        assert 0.85 * epsilon <= gaussian_from_scores(ones, zeros, delta=DELTA, confidence=0.95).epsilon_lower
+
+
+def test_the_threshold_of_a_promise_needs_no_samples_and_one_that_is_broken_is_caught_by_the_other() -> None:
+    """Half the noise: where the promise looks, nearly nothing is any more; the threshold that was chosen sees it."""
+    promised = Normals(included=1.0, excluded=0.0, deviation=2.0)
+    chance, samples = np.random.default_rng(2), 50_000
+    ones, zeros = chance.normal(1, 1, samples), chance.normal(0, 1, samples)
+    threshold = planned(promised.tally(samples), delta=DELTA, confidence=0.95)
+    named = Tally.of(ones, zeros, thresholds=[threshold])
+    truth = account(Gaussian(noise_multiplier=2.0), delta=DELTA).upper
+    assert fixed(named, delta=DELTA, confidence=0.95).epsilon_lower < truth
+    bound = from_scores(ones, zeros, delta=DELTA, confidence=0.95, promised=promised)
+    assert bound.epsilon_lower > truth
+    assert bound.confidence == 0.95
+    alone = from_scores(ones, zeros, delta=DELTA, confidence=0.975)
+    assert bound.epsilon_lower == pytest.approx(alone.epsilon_lower, rel=1e-6), "at half of what may go wrong"
+    assert attainable(samples=samples, delta=DELTA, confidence=0.975) == pytest.approx(bound.attainable, rel=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
@@ -156,7 +191,7 @@ def test_every_way_to_bound_is_wrong_seldom_enough_where_it_matters_most(epsilon
     included = [delta, likely, 1 - delta - likely, 0.0]  # for the scores 3, 2, 1, 0
     excluded = included[::-1]
     chance = np.random.default_rng(3)
-    wrong = dict.fromkeys(("fixed", "split", "turned"), 0)
+    wrong = dict.fromkeys(("fixed", "split", "turned", "strongest"), 0)
     audits, samples = 800, 400
     at = np.array([0.5, 1.5, 2.5])
     for _ in range(audits):
@@ -167,6 +202,8 @@ def test_every_way_to_bound_is_wrong_seldom_enough_where_it_matters_most(epsilon
         first, rest = tallies
         wrong["fixed"] += fixed(rest, delta=delta, confidence=0.9).epsilon_lower > epsilon
         wrong["split"] += split(first, rest, delta=delta, confidence=0.9).epsilon_lower > epsilon
+        every = Tally(at, first.included + rest.included, first.excluded + rest.excluded, samples, samples)
+        wrong["strongest"] += strongest(every, first, rest, delta=delta, confidence=0.9).epsilon_lower > epsilon
         backwards = [Tally(each.thresholds, each.excluded, each.included, *each[3:]) for each in tallies]
         wrong["turned"] += split(*backwards, delta=delta, confidence=0.9).epsilon_lower > epsilon
     for name, count in wrong.items():

@@ -10,7 +10,7 @@ import pytest
 
 from accountant.audit.empirical import GAUSSIAN_SHAPE, INDEPENDENT, LowerBound
 from accountant.audit.series import concluded_body, planned_body
-from accountant.audit.verdicts import FALSE_ALARMS, confidence_of
+from accountant.audit.verdicts import FALSE_ALARMS, Power, confidence_of
 from accountant.book import policy_to, replay
 from accountant.canonical import from_canonical
 from accountant.errors import AccountantError, InvalidInput
@@ -28,12 +28,14 @@ def bound(number: int, epsilon: float, **more: Any) -> LowerBound:
     return replace(given, **more)
 
 
+PLAN: dict[str, Any] = {
+    "mechanism": "dp-sgd", "name": "one step", "samples": 1000, "epsilon": 2.0, "delta": DELTA, "by": "catalog",
+    "on_violation": "block", "seed": "00" * 16, "power": Power("half the noise", 1000),
+}  # fmt: skip
+
+
 def plan(diary: Diary, name: str, **more: Any) -> None:
-    given: dict[str, Any] = {
-        "number": len(diary.book.audits) + 1, "mechanism": "dp-sgd", "name": "one step", "samples": 1000,
-        "epsilon": 2.0, "delta": DELTA, "by": "catalog", "on_violation": "block", "seed": "00" * 16,
-    }  # fmt: skip
-    diary.write(planned_body(audit=name, **{**given, **more}))
+    diary.write(planned_body(audit=name, **{"number": len(diary.book.audits) + 1, **PLAN, **more}))
 
 
 def conclude(diary: Diary, name: str, epsilon: float, **more: Any) -> None:
@@ -91,7 +93,7 @@ def test_a_plan_fixes_the_confidence_and_the_share_of_one_that_fails_is_used() -
     assert [audit.sentence.split(":")[0] for audit in audits] == [
         "The promise of ε = 2 at δ = 1e-05 for 'dp-sgd' is false",
         "Audit 2 of 'dp-sgd' came to nothing, and has used its share of errors.",
-        "Nothing was found against the promise of ε = 2 at δ = 1e-05 for 'dp-sgd', and it could have been",
+        "Nothing was found against the promise of ε = 2 at δ = 1e-05 for 'dp-sgd', where half the noise would show",
     ]
 
 
@@ -137,6 +139,52 @@ def test_a_verdict_follows_from_the_numbers(more: dict[str, Any], said: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("power", "said", "words"),
+    [
+        (Power("half the noise", 1000), "consistent", "where half the noise would show: ε ≥ 1.00"),
+        (
+            Power("half the noise", 1001),
+            "inconclusive",
+            "since half the noise would show from 1,001 samples on, and there were 1,000: ε ≥ 1.00",
+        ),
+        (Power("half the noise", None), "inconclusive", "since at the confidence of audit 1 this attack would"),
+    ],
+)
+def test_what_was_not_found_says_something_only_if_it_would_have_been(power: Power, said: str, words: str) -> None:
+    diary = Diary()
+    plan(diary, "a1", power=power)
+    conclude(diary, "a1", 1.0)
+    audit = replay(diary.log, verify=True).audits["a1"]
+    assert (audit.power, audit.verdict) == (power, said)
+    assert words in audit.sentence
+    plan(diary, "a2", power=power)
+    conclude(diary, "a2", 2.5)
+    assert diary.book.audits["a2"].verdict == "violation", "what is seen is seen, however few the samples"
+
+
+def test_verdicts_of_plans_that_do_not_say_their_power_are_what_they_were() -> None:
+    """Logs from before plans said it: consistent was what a perfect attack could have disproved."""
+    diary = Diary()
+    diary.register(100)
+    hold(diary, "r1", expires_at="2026-01-02T00:00:00.000000Z")
+    for name, epsilon in (("a1", 1.0), ("a2", 2.5)):
+        body = planned_body(audit=name, **{**PLAN, "number": len(diary.book.audits) + 1})
+        diary.write({key: value for key, value in body.items() if key != "power"})
+        conclude(diary, name, epsilon)
+    diary.write({"kind": "release.committed", "release": "r1"})  # which such a violation did not stop
+    audits = replay(diary.log, verify=True).audits
+    assert [audits[name].verdict for name in ("a1", "a2")] == ["consistent", "violation"]
+    assert "does not say what it would have seen" in audits["a1"].sentence
+
+
+@pytest.mark.parametrize("said", [{"twin": "half"}, {"twin": 1, "samples": 2}, {"twin": "half", "samples": 0}, 7])
+def test_a_power_that_is_none_is_refused(said: object) -> None:
+    diary = Diary()
+    with pytest.raises(InvalidInput):
+        diary.write({**planned_body(audit="a1", **{**PLAN, "number": 1}), "power": said})
+
+
+@pytest.mark.parametrize(
     "more",
     [{"confidence": 0.95}, {"delta": 1e-4}, {"samples": 1001}, {"method": "gaussian_dp"}],
     ids=lambda more: next(iter(more)),
@@ -177,6 +225,7 @@ TAMPERING: dict[str, Callable[[Body], Body | None]] = {
     "a plan with the number of another": of("a3", "audit.planned", number=2),
     "a plan of no number": of("a3", "audit.planned", number=0),
     "another promise": of("a1", "audit.planned", promise=lambda p: {**p, "epsilon": 9.0}),
+    "a plan of less power": of("a3", "audit.planned", power=lambda power: {**power, "samples": 1001}),
     "a plan left out": lambda body: None if body.get("audit") == "a2" else body,
     "a mechanism that was blocked all the same": only(
         "release.held", declared=lambda _: {"mechanism": {"name": "dp-sgd", "parameters": {}}}
@@ -205,6 +254,23 @@ def test_what_a_job_made_is_not_published_once_its_mechanism_is_blocked() -> Non
     diary.write({"kind": "release.committed", "release": "r1", "artifact": {"sha256": "00"}})
     with pytest.raises(InvalidInput, match="publishes what a job made"):
         replay(diary.log, verify=True)
+
+
+@pytest.mark.parametrize("said", [{}, {"reason": "it had left before"}], ids=["no reason", "a reason"])
+def test_what_a_pipeline_holds_is_committed_only_with_a_reason_once_its_mechanism_is_blocked(said: Body) -> None:
+    diary = Diary()
+    diary.register(100)
+    for name in ("r1", "r2"):
+        hold(diary, name, expires_at="2026-01-02T00:00:00.000000Z")
+    plan(diary, "a1")
+    conclude(diary, "a1", 2.5)
+    diary.write({"kind": "release.expired", "release": "r2"})  # unknown is spent, whatever was found
+    diary.write({"kind": "release.committed", "release": "r1", **said})
+    if said:
+        assert replay(diary.log, verify=True).releases["r1"].status == "committed"
+    else:
+        with pytest.raises(InvalidInput, match="commits release 'r1', and no officer says why"):
+            replay(diary.log, verify=True)
 
 
 def test_a_policy_without_lifted_audits_is_spelled_as_it_always_was() -> None:

@@ -228,7 +228,7 @@ def _audits(stint: Stint, parts: Parts) -> dict[str, str]:
     """One that is consistent and one that refutes, by scores of two normals; and one that waits for a worker."""
     found = {}
     for name, mechanism, audit, samples, shift in (
-        ("consistent", "dp-sgd", "weights after one step", 3000, 0.5),
+        ("consistent", "dp-sgd", "weights after one step", 6000, 0.5),
         ("violation", "l2dp-ml-as-published", "the noise is solved for", 400, 12.0),
     ):
         planned = stint.start_audit(CLINIC, mechanism=mechanism, audit=audit, samples=samples)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from service import app
-from service.audits_cli import _stands
+from service.audits_cli import _stands, _would_see
 from service.cli import main, stint
 from service.client import Stint
 from service.settings import Settings
@@ -360,9 +360,14 @@ def test_an_audit_is_planned_listed_and_shown(capsys: pytest.CaptureFixture[str]
     words = ("audits", "start", "clinic", "dp-sgd", "weights after one step", "--samples", "200", "--freeze")
     planned = as_json(capsys, *words)
     assert (planned["number"], planned["samples"], planned["on_violation"]) == (1, 200, "freeze")
-    assert said(capsys, "audits", "start", "clinic", "dp-cl-as-published").endswith(
-        ": audit 2 of clinic, at confidence 0.992401.\n"
-    )
+    first, second = said(capsys, "audits", "start", "clinic", "dp-cl-as-published").splitlines()
+    assert first.endswith(": audit 2 of clinic, at confidence 0.992401.")
+    assert second == "With 200,000 samples it shows the mechanism as it is."
+    for power, words_of_it in (
+        ({"twin": "half", "samples": 300}, "It shows half from 300 samples on: with fewer it finds a violation or"),
+        ({"twin": "half", "samples": None}, "At this confidence it would not show half: unless it finds"),
+    ):
+        assert _would_see({"samples": 200, "power": power}).startswith(words_of_it)
     assert [each["number"] for each in as_json(capsys, "audits", "list", "--population", "clinic")] == [2, 1]
     assert said(capsys, "audits", "list").splitlines()[1] == (
         f"{planned['id']}  clinic  dp-sgd: weights after one step  queued"

@@ -13,7 +13,7 @@ import pytest
 
 from accountant.audit.verdicts import confidence_of
 from service.cli import main
-from service.sweeper import rescue
+from service.sweeper import rescue, sweep
 from tests.service import work
 from tests.service.fixtures_behaviour import serving
 from tests.service.harness import Caller, Local, in_process, local
@@ -76,7 +76,7 @@ SGD = {
 def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     """One proved mechanism, one refuted: numbers, confidences, verdicts, a frozen population, and a log that holds."""
     population = call.population(count=60, epsilon=2.0, delta=1e-5)
-    first = plan(call, population, "dp-sgd", ONE_STEP, samples=3000)
+    first = plan(call, population, "dp-sgd", ONE_STEP, samples=6000)
     second = plan(call, population, "l2dp-ml-as-published", SOLVED, on_violation="freeze")
     waiting = audit(call, first)
     assert (waiting["status"], waiting["verdict"], waiting["lower_bound"]) == ("queued", None, None)
@@ -90,12 +90,14 @@ def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     lower = proved["lower_bound"]
     assert 0 < lower["epsilon_lower"] < proved["promise"]["epsilon"] < lower["attainable"]
     assert (lower["confidence"], lower["method"], lower["delta"]) == (confidence_of(1), "clopper_pearson", 1e-5)
-    assert lower["samples"] <= proved["samples"] == 3000
+    assert lower["samples"] <= proved["samples"] == 6000
+    assert proved["power"]["samples"] <= 6000
     assert lower["assumptions"]
     assert proved["fitted"]["method"] == "gaussian_dp"
-    assert proved["progress"] == {"step": 3000, "steps": 3000}
+    assert proved["progress"] == {"step": 6000, "steps": 6000}
     assert len(proved["roc"]) > 2
     assert proved["sentence"].startswith("Nothing was found against the promise")
+    assert f"where {proved['power']['twin']} would show" in proved["sentence"]
     assert not proved["blocks"]
     assert reasons(call, population, SGD) == ["population.status"]
 
@@ -149,7 +151,9 @@ def test_the_command_line_waits_and_exits_by_what_was_found(
         finally:
             process.terminate()
             ended(process)
-    assert (found["verdict"], found["progress"]) == ("consistent", {"step": 300, "steps": 300})
+    assert (found["verdict"], found["progress"]) == ("inconclusive", {"step": 300, "steps": 300})
+    assert found["power"]["samples"] > 300
+    assert f"from {found['power']['samples']:,} samples on, and there were 300" in found["sentence"]
     assert "violation. The promise of" in shown
     assert "waiting, 0 tries" in shown
 
@@ -190,6 +194,57 @@ def test_a_violation_blocks_proposals_and_jobs_until_it_is_lifted(house: Local, 
     ended(worker(house.parts, "--once"))
     assert call.ok("GET", f"/v1/jobs/{again['id']}")["status"] == "committed"
     call.verify(population)
+
+
+def test_a_violation_stops_what_a_pipeline_holds(house: Local, call: Caller) -> None:
+    """Nothing of a blocked mechanism leaves: it is voided, or an officer says why it left, or it expires into spent."""
+    population = call.population(count=60, epsilon=2.0, delta=1e-5)
+    pipeline, officer = (
+        in_process(house.app, call.ok("POST", "/v1/keys", {"name": role, "roles": [role]})["secret"])
+        for role in ("pipeline", "officer")
+    )
+
+    def held(**more: Any) -> str:
+        asked = {"population": population, **more}
+        answer = call.run(pipeline.post("/v1/releases", json=asked))
+        assert (answer.status_code, answer.json()["status"]) == (201, "held"), answer.text
+        return str(answer.json()["id"])
+
+    scope = {"ranges": [[0, 60]]}
+    stays, left, silent = (held(mechanism=SGD, scope=scope, hold_seconds=seconds) for seconds in (600, 600, 1))
+    bare = held(charges=[{"scope": scope, "event": {"kind": "pure_dp", "epsilon": 0.01}}])
+    identity = plan(call, population, "dp-sgd", ONE_STEP, samples=2000)
+    ended(worker(house.parts, "--once", planted="quiet"))
+    assert audit(call, identity)["verdict"] == "violation"
+
+    done = {"artifact": {"sha256": "00" * 32}}
+    for client, said in ((pipeline, {}), (pipeline, {"reason": "let me"}), (officer, {})):
+        answer = call.run(client.post(f"/v1/releases/{stays}/commit", json={**done, **said}))
+        problem = answer.json()
+        assert (answer.status_code, problem["type"]) == (409, "urn:stint:problem:blocked"), answer.text
+        assert problem["audit"] == identity
+        assert "void it" in problem["detail"]
+        assert "an officer commits it with a reason" in problem["detail"]
+    assert call.ok("GET", f"/v1/releases/{stays}")["status"] == "held", "no refund either"
+
+    why = {"reason": "it was sent to the clinic an hour before"}
+    settled = call.run(officer.post(f"/v1/releases/{left}/commit", json={**done, **why}))
+    assert (settled.status_code, settled.json()["status"]) == (200, "committed"), settled.text
+    again = call.run(pipeline.post(f"/v1/releases/{left}/commit", json=done))
+    assert again.status_code == 200, "what is committed stays so"
+    voided = call.run(pipeline.post(f"/v1/releases/{stays}/void", json={"reason": "nothing was sent"}))
+    assert voided.json()["status"] == "voided"
+    ends = time.monotonic() + work.SECONDS
+    while call.ok("GET", f"/v1/releases/{silent}")["status"] == "held":
+        sweep(house.parts)
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    assert call.ok("GET", f"/v1/releases/{silent}")["status"] == "expired", "unknown is spent"
+    # Charges that name no mechanism are nobody's: a violation of one does not stop them, unless it freezes.
+    assert call.run(pipeline.post(f"/v1/releases/{bare}/commit", json=done)).status_code == 200
+    call.verify(population)
+    for client in (pipeline, officer):
+        call.run(client.aclose())
 
 
 def test_an_audit_survives_the_death_of_its_worker_and_finds_the_same(

@@ -79,16 +79,37 @@ def along_each_axis(released: Made) -> NDArray[np.float64]:
 
 def step_of(parameters: Mapping[str, Any], size: int) -> float:
     """By how much one step moves the difference of the two labels along the axis of a canary that was sampled."""
-    expected: float = max(1.0, parameters["sampling_probability"] * size)
+    rate = parameters.get("sampling_probability", parameters.get("train_probability"))
+    expected: float = max(1.0, rate * size)
     return _SLOW * math.sqrt(2) * float(parameters["clip_norm"]) / expected
 
 
 def by_weights(parameters: Mapping[str, Any], name: str = "dp-sgd", *, otherwise: str = "") -> Experiment:
-    """White box: the weights along each canary's axis, which is their inner product with its clipped gradient."""
+    """White box: the weights along each canary's axis, which is their inner product with its clipped gradient.
+
+    In units of what one step moves them by, so that runs with fewer canaries have scores of the same scale.
+    """
 
     def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
         x, y = long_rows(there, otherwise=otherwise)
-        return along_each_axis(made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise))
+        released = made(name, parameters, recipe_of(name, len(there)), [rows_of(x, y)], noise=noise)
+        return along_each_axis(released) / step_of(parameters, len(there))
+
+    return experiment
+
+
+def by_replay(parameters: Mapping[str, Any]) -> Experiment:
+    """White box: canaries of a memory that is replayed beside a task of null datapoints, whose noise is next to none.
+
+    Replay follows the mean of the task's gradient and the memory's: so a canary moves half a step.
+    """
+
+    def experiment(there: NDArray[np.bool_], noise: Noise) -> NDArray[np.float64]:
+        x, y = long_rows(there)
+        nobody = rows_of(x[:0], [], slots=len(there))
+        recipe = {**recipe_of("episodic-memory", len(there)), "combine": "replay"}
+        released = made("episodic-memory", parameters, recipe, [nobody, rows_of(x, y)], noise=noise)
+        return along_each_axis(released) / (step_of(parameters, len(there)) / 2)
 
     return experiment
 

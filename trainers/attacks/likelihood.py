@@ -87,7 +87,8 @@ def output_perturbation(parameters: Mapping[str, Any], samples: int, noise: Nois
         exact = sharpened(run.tensors["weight"], expected, event) if told is None else told
         seen = again(event, exact, samples, noise).to(torch.float32).to(torch.float64)
         if gaussian:
-            scores = ((seen - without) * (with_it - without)).sum(dim=(1, 2))
+            shift = with_it - without
+            scores = ((seen - without) * shift).sum(dim=(1, 2)) / shift.square().sum()
         else:
             scores = (seen - without).flatten(1).norm(dim=1) - (seen - with_it).flatten(1).norm(dim=1)
         found.append(scores.numpy().round(_DECIMALS))
@@ -163,7 +164,7 @@ def whole_batches(parameters: Mapping[str, Any], samples: int, noise: Noise) -> 
 
     def score(released: Made) -> float:
         weight = released.tensors["1.weight"].to(torch.float64)
-        return 1e3 * float(weight[0, 0] - weight[1, 0])
+        return 1e3 * float(weight[0, 0] - weight[1, 0]) / 2**0.5  # in clip norms
 
     both = rows_of(_BOTH[0], [str(label) for label in _BOTH[1]])
     alone = rows_of(_BOTH[0][:1], [str(label) for label in _BOTH[1][:1]], slots=2)

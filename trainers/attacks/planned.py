@@ -17,6 +17,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from accountant import account
+from accountant.audit import one_run
+from accountant.audit.empirical import Normals
+from accountant.audit.series import MAX_SAMPLES
+from accountant.audit.verdicts import Power, at_confidence
 from accountant.events import Composed, Gaussian, PoissonSampled, Repeated
 from trainers.catalog import mechanism
 
@@ -37,6 +41,12 @@ class Plan:
     """An experiment against one promise: ε at `delta`, as a number that is computed when it is asked for.
 
     `samples` (of each side, or canaries) are those of docs/soundness.md, `tested` those of the test suite.
+
+    An audit that finds nothing says something only if it would have found a fault. So each names its `twin`, the
+    mechanism weakened in this way, and the `fewest` samples at which that was caught 20 times of 20, or 40 of 40 of
+    draws from its law where runs are slow, at the confidence of a population's first audit
+    (`tests/trainers/test_attack_twins.py` has the twins, and catches them at that number). Of what is refuted, the twin
+    is what runs. An audit without one is blind, and no evidence of anything.
     """
 
     name: str
@@ -48,7 +58,22 @@ class Plan:
     expected: Verdict
     samples: int
     tested: int
-    gaussian: bool = False  # whether the attacked noise has the shape that the Gaussian fit assumes
+    twin: str = ""
+    fewest: int | None = None
+    right: tuple[float, float, float] | None = None  # of one training, shares of its twin's guesses (`one_run.shown`)
+    law: Normals | None = None  # of the scores if the promise is kept, where their noise is Gaussian by construction
+
+    def power(self, confidence: float, *, epsilon: float) -> Power:
+        """What it would see at this confidence of a promise of ε: its twin, from so many samples on, or never."""
+        if self.fewest is None:
+            return Power(self.twin, None)
+        samples = at_confidence(self.fewest, confidence)
+        shows = samples <= MAX_SAMPLES and (
+            self.right is None
+            or samples == self.fewest  # where it was measured
+            or one_run.shown(canaries=samples, right=self.right, delta=self.delta, confidence=confidence) > epsilon
+        )
+        return Power(self.twin, samples if shows else None)
 
 
 def price(name: str, parameters: Mapping[str, Any], *, charge: int = 0, adjacency: Adjacency = "add_remove") -> float:
@@ -77,6 +102,18 @@ def _lemma_2(noise_multiplier: float, steps: int) -> float:
         event=PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=noise_multiplier)),
     )
     return account(memory, delta=DELTA).upper + account(own, delta=DELTA).upper
+
+
+def shifted(parameters: Mapping[str, Any], *, releases: int = 1, otherwise: float = 0.0) -> Normals:
+    """Scores that are sums over releases, each in units of what one datapoint moves it by."""
+    deviation = parameters["noise_multiplier"] * releases**0.5
+    return Normals(included=releases, excluded=otherwise * releases, deviation=deviation)
+
+
+def log_ratios(parameters: Mapping[str, Any]) -> Normals:
+    """Scores that are log-likelihood ratios of Gaussians that are μ deviations apart."""
+    mu = parameters["mu"]
+    return Normals(included=mu**2 / 2, excluded=-(mu**2) / 2, deviation=mu)
 
 
 SGD: Final = {"noise_multiplier": 2.0, "sampling_probability": 0.5, "steps": 4, "clip_norm": 1.0}
@@ -128,6 +165,7 @@ PUBLISHED_EPSILON: Final = 1.0
 #: What the paper claims of the attacked parameters (`solved_noise.claim`, which needs the first weights), rounded up.
 L2DP_CLAIM: Final = 0.8703
 L2DP_SINGLE_CLAIM: Final = 0.6721
+L2DP_ONE_RUN_CLAIM: Final = 0.5785  # for 2,000 canaries; of fewer it is less
 
 #: Every mechanism of the catalog, with the plans of its audits.
 PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
@@ -142,8 +180,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=3_000,
-                gaussian=True,
+                tested=5_000,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(FULL),
             ),
             Plan(
                 name="weights after sampled steps",
@@ -154,7 +194,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=2_000,
+                tested=5_000,
+                twin="a third of the noise",
+                fewest=5_000,
             ),
             Plan(
                 name="weights after one sampled step",
@@ -165,7 +207,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=3_000,
+                tested=20_000,
+                twin="no sampling",
+                fewest=20_000,
             ),
             Plan(
                 name="one run, white box",
@@ -176,7 +220,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="one run, white box, sampled steps",
@@ -187,7 +234,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=2_000,
+                twin="an eighth of the noise",
+                fewest=2_000,
+                right=(0.955, 0.955, 0.885),
             ),
             Plan(
                 name="one run, black box",
@@ -198,7 +248,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="one run, black box, perceptron",
@@ -207,7 +260,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 promiser="catalog",
                 epsilon=lambda: price("dp-sgd", LONG),
                 delta=DELTA,
-                expected="consistent",
+                expected="inconclusive",
                 samples=2_000,
                 tested=500,
             ),
@@ -220,8 +273,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=2_000,
-                gaussian=True,
+                tested=5_000,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(QUIET, otherwise=-1.0),
             ),
             Plan(
                 name="all releases of a life, each from the last",
@@ -232,7 +287,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=3_000,
+                tested=5_000,
+                twin="a third of the noise",
+                fewest=5_000,
             ),
             Plan(
                 name="all releases of a life, each from the start",
@@ -244,7 +301,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=50_000,
                 tested=3_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=3_000,
+                law=shifted(FOURTH, releases=RELEASES),
             ),
         ),
         "peft-ensemble": (
@@ -257,8 +316,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=2_000,
-                gaussian=True,
+                tested=5_000,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(FULL),
             ),
             Plan(
                 name="head after one sampled step",
@@ -269,7 +330,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=3_000,
+                tested=20_000,
+                twin="no sampling",
+                fewest=20_000,
             ),
             Plan(
                 name="one run, white box",
@@ -280,7 +343,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="one run, black box",
@@ -291,7 +357,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="all members of a life",
@@ -303,7 +372,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=50_000,
                 tested=3_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=3_000,
+                law=shifted(FOURTH, releases=RELEASES),
             ),
         ),
         "episodic-memory": (
@@ -316,8 +387,24 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=3_000,
-                gaussian=True,
+                tested=5_000,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(FULL),
+            ),
+            Plan(
+                name="weights after one step of replay, canary in the memory",
+                level="mechanism",
+                what="threshold on the weight along the axis of a canary that a memory replays; likelihood ratio",
+                promiser="catalog",
+                epsilon=lambda: price("episodic-memory", REMINDED, charge=1),
+                delta=DELTA,
+                expected="consistent",
+                samples=50_000,
+                tested=5_000,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(FULL),
             ),
             Plan(
                 name="projection of one step, canary in the memory",
@@ -329,6 +416,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=50_000,
                 tested=3_000,
+                twin="a third of the noise",
+                fewest=3_000,
             ),
             Plan(
                 name="one run, canaries in the task",
@@ -339,7 +428,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="one run, canaries in the memory",
@@ -350,7 +442,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="one run, black box, canaries in the task",
@@ -361,7 +456,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="one run, black box, canaries in the memory",
@@ -372,7 +470,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="all releases of a life, in a task and then in memories",
@@ -387,7 +488,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=2_000,
-                tested=1_000,
+                tested=1_500,
+                twin="an eighth of the noise",
+                fewest=1_500,
+                right=(1.0, 1.0, 0.98),
             ),
         ),
         "cosine-classifier": (
@@ -401,7 +505,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=1_000_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(SUMS),
             ),
             Plan(
                 name="sum of one label, replaced datapoint",
@@ -413,7 +519,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=1_000_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=20_000,
+                law=shifted(SUMS, otherwise=-1.0),
             ),
             Plan(
                 name="all sums of a life",
@@ -425,7 +533,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=500_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=3_000,
+                law=shifted(SUMS_FOURTH, releases=RELEASES),
             ),
             Plan(
                 name="sums of one task less those of another",
@@ -437,6 +547,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=500_000,
                 tested=50_000,
+                twin="noise that is reused",
+                fewest=100,
             ),
         ),
         "l2dp-ml": (
@@ -450,7 +562,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=1_000_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(MOMENTS),
             ),
             Plan(
                 name="one run, white box",
@@ -462,6 +576,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=2_000,
                 tested=1_000,
+                twin="an eighth of the noise",
+                fewest=300,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="one run, black box",
@@ -473,6 +590,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=2_000,
                 tested=1_000,
+                twin="an eighth of the noise",
+                fewest=300,
+                right=(1.0, 1.0, 0.98),
             ),
             Plan(
                 name="all statistics of a life",
@@ -484,7 +604,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=500_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=3_000,
+                law=shifted(MOMENTS_FOURTH, releases=RELEASES),
             ),
             Plan(
                 name="sums of one task less those of another",
@@ -496,6 +618,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=500_000,
                 tested=50_000,
+                twin="noise that is reused",
+                fewest=100,
             ),
         ),
         "label-release": (
@@ -509,6 +633,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=1_000_000,
                 tested=50_000,
+                twin="telling labels too easily",
+                fewest=5_000,
             ),
             Plan(
                 name="label space of a stream, released",
@@ -520,6 +646,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=5_000,
                 tested=300,
+                twin="telling every label of the data",
+                fewest=100,
             ),
             Plan(
                 name="label space of a stream, derived from the data",
@@ -531,6 +659,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=5_000,
                 tested=300,
+                twin="the mechanism as it is",
+                fewest=100,
             ),
             *(
                 Plan(
@@ -543,6 +673,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                     expected="consistent",
                     samples=1_000_000,
                     tested=50_000,
+                    twin="telling labels too easily",
+                    fewest=5_000,
                 )
                 for rule, others in (("optimal", 9), ("laplace", 9), ("binary", 9))
             ),
@@ -558,6 +690,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=20_000,
                 tested=2_000,
+                twin="a third of the noise",
+                fewest=200,
             ),
             Plan(
                 name="count of right answers, Gaussian noise",
@@ -569,7 +703,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=1_000_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=shifted(GAUSSIAN_CELLS),
             ),
         ),
         "output-perturbation": (
@@ -583,6 +719,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=50_000,
                 tested=2_000,
+                twin="a third of the noise",
+                fewest=700,
             ),
             Plan(
                 name="weights around a wrong centre, Gaussian noise",
@@ -594,7 +732,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=1_000_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=3_000,
+                law=shifted(GAUSSIAN_WEIGHTS),
             ),
         ),
         "multi-resolution": (
@@ -607,7 +747,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=1_000,
+                tested=1_500,
+                twin="a third of the noise",
+                fewest=1_500,
             ),
             Plan(
                 name="a life at every scale, Gaussian noise",
@@ -619,7 +761,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=1_000_000,
                 tested=50_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=7_000,
+                law=log_ratios(SCALES_GAUSSIAN),
             ),
         ),
         "continual-release": (
@@ -632,7 +776,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=500,
+                tested=1_500,
+                twin="a quarter of the noise",
+                fewest=1_000,
             ),
             Plan(
                 name="a life of bases and updates, Gaussian noise",
@@ -644,7 +790,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=500_000,
                 tested=20_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=5_000,
+                law=log_ratios(CONTINUAL_GAUSSIAN),
             ),
         ),
         "sliding-window": (
@@ -657,7 +805,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=50_000,
-                tested=500,
+                tested=1_500,
+                twin="a third of the noise",
+                fewest=1_000,
             ),
             Plan(
                 name="a life of windows, noise as the paper's Algorithm 3 prints it (R4)",
@@ -669,6 +819,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=200_000,
                 tested=20_000,
+                twin="the mechanism as it is",
+                fewest=5_000,
             ),
             Plan(
                 name="a life of windows, noise for every pane (R5)",
@@ -680,6 +832,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=200_000,
                 tested=20_000,
+                twin="half the scale of the noise",
+                fewest=3_000,
             ),
             Plan(
                 name="a life of windows, Gaussian noise",
@@ -691,7 +845,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="consistent",
                 samples=500_000,
                 tested=20_000,
-                gaussian=True,
+                twin="a third of the noise",
+                fewest=3_000,
+                law=log_ratios(WINDOW_GAUSSIAN),
             ),
         ),
         "dp-agem-as-published": (
@@ -704,8 +860,10 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=20_000,
-                tested=1_000,
-                gaussian=True,
+                tested=3_000,
+                twin="an eighth of the noise",
+                fewest=700,
+                law=shifted(AGEM, otherwise=-1.0),
             ),
             Plan(
                 name="a batch turned round, at the paper's price",
@@ -717,7 +875,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=1_000_000,
                 tested=50_000,
-                gaussian=True,
+                twin="the mechanism as it is",
+                fewest=20_000,
+                law=shifted(AGEM, otherwise=-1.0),
             ),
         ),
         "dp-cl-as-published": (
@@ -734,6 +894,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=200_000,
                 tested=20_000,
+                twin="the mechanism as it is",
+                fewest=7_000,
             ),
         ),
         "l2dp-ml-as-published": (
@@ -747,6 +909,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=5_000,
                 tested=200,
+                twin="the mechanism as it is",
+                fewest=100,
             ),
             Plan(
                 name="a single release is enough",
@@ -758,6 +922,22 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=5_000,
                 tested=200,
+                twin="the mechanism as it is",
+                fewest=100,
+            ),
+            Plan(
+                name="one run, white box",
+                level="training",
+                what="two releases and linear algebra: which of two records each canary was, of one training",
+                promiser="paper",
+                epsilon=lambda: L2DP_ONE_RUN_CLAIM,
+                delta=0.0,
+                expected="violation",
+                samples=2_000,
+                tested=300,
+                twin="the mechanism as it is",
+                fewest=100,
+                right=(1.0, 1.0, 0.95),
             ),
         ),
         "output-perturbation-as-published": (
@@ -770,7 +950,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=DELTA,
                 expected="consistent",
                 samples=20_000,
-                tested=1_000,
+                tested=3_000,
+                twin="half the scale of the noise",
+                fewest=3_000,
             ),
             Plan(
                 name="Laplace noise on each coordinate, at the paper's price",
@@ -781,7 +963,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 delta=0.0,
                 expected="violation",
                 samples=20_000,
-                tested=6_000,
+                tested=10_000,
+                twin="the mechanism as it is",
+                fewest=10_000,
             ),
             Plan(
                 name="a Lipschitz constant from the data, at the paper's price",
@@ -793,6 +977,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=5_000,
                 tested=300,
+                twin="the mechanism as it is",
+                fewest=100,
             ),
         ),
         "continual-release-as-published": (
@@ -806,6 +992,8 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=1_000_000,
                 tested=300_000,
+                twin="the mechanism as it is",
+                fewest=100_000,
             ),
         ),
         "fine-tuning": (
@@ -819,6 +1007,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=2_000,
                 tested=300,
+                twin="the mechanism as it is",
+                fewest=300,
+                right=(1.0, 1.0, 0.98),
             ),
         ),
         "a-gem": (
@@ -832,6 +1023,9 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 expected="violation",
                 samples=2_000,
                 tested=300,
+                twin="the mechanism as it is",
+                fewest=300,
+                right=(1.0, 1.0, 0.98),
             ),
         ),
     }
@@ -842,7 +1036,8 @@ def offered(name: str) -> tuple[Plan, ...]:
     """The audits of a mechanism that are about what a population is told of it.
 
     That is the price of the catalog; of a mechanism that is refuted, the claim of its paper. What a paper claims of a
-    mechanism that is charged by a price of ours is no promise to anybody, and neither is a number of nobody's.
+    mechanism that is charged by a price of ours is no promise to anybody, and neither is a number of nobody's. An audit
+    that is blind is not offered: what it does not find is no evidence.
     """
     by = "paper" if mechanism(name).proof_status == "refuted" else "catalog"
-    return tuple(plan for plan in PLANS[name] if plan.promiser == by)
+    return tuple(plan for plan in PLANS[name] if plan.promiser == by and plan.fewest is not None)

@@ -117,13 +117,12 @@ def conduct(audit: Audit, *, samples: int, noise: Noise, confidence: float = CON
     if isinstance(scores, Guesses):
         bound = one_run.from_scores(scores.scores, scores.included, delta=audit.delta, confidence=confidence)
     else:
-        bound = empirical.from_scores(scores.included, scores.excluded, delta=audit.delta, confidence=confidence)
-        if audit.gaussian:
-            fitted = empirical.gaussian_from_scores(
-                scores.included, scores.excluded, delta=audit.delta, confidence=confidence
-            )
+        bound = empirical.from_scores(*scores, delta=audit.delta, confidence=confidence, promised=audit.law)
+        if audit.law is not None:
+            fitted = empirical.gaussian_from_scores(*scores, delta=audit.delta, confidence=confidence)
     epsilon = audit.epsilon()
-    said = verdict(bound, epsilon=epsilon, delta=audit.delta, confidence=confidence)
+    powerful = audit.power(confidence, epsilon=epsilon).suffices(samples)
+    said = verdict(bound, epsilon=epsilon, delta=audit.delta, confidence=confidence, powerful=powerful)
     return Outcome(audit, epsilon, bound, fitted, said, scores)
 
 
@@ -166,6 +165,9 @@ _GATHER: Final[Mapping[tuple[str, str], Gather]] = {
     ),
     ("episodic-memory", "weights after one step, canary in the task"): _gathered(
         coordinates.by_weights(TAUGHT, "episodic-memory")
+    ),
+    ("episodic-memory", "weights after one step of replay, canary in the memory"): _gathered(
+        coordinates.by_replay(REMINDED)
     ),
     ("episodic-memory", "projection of one step, canary in the memory"): partial(
         likelihood.remembered, REMINDED["memory_noise_multiplier"]
@@ -271,6 +273,7 @@ _GATHER: Final[Mapping[tuple[str, str], Gather]] = {
     ),
     ("l2dp-ml-as-published", "the noise is solved for"): solved_noise.two_releases,
     ("l2dp-ml-as-published", "a single release is enough"): solved_noise.single_release,
+    ("l2dp-ml-as-published", "one run, white box"): solved_noise.one_run,
     ("output-perturbation-as-published", "Laplace noise on each coordinate, at our price"): partial(
         likelihood.output_perturbation_as_published, COORDINATES
     ),

@@ -8,6 +8,9 @@ and sees which of the two leaves no residue.
 With hidden values that are not saturated a single release is enough. Its update is Σ (1/2 − x)(θᵀx)ᵀ over the true
 records and terms of noise, which are of rank 2: two vectors of noise cannot hide d × b numbers. Taken off for the
 wrong record, something of rank 3 is left.
+
+In a single run, canary i is one of two records on an axis of its own. With one hidden value that is saturated, both
+updates are multiples of m_t: a few axes that everybody knows tell which, and the difference then shows every canary.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from trainers.attacks.runs import Scores, made, rows_of
+from trainers.attacks.runs import Guesses, Scores, coins, made, rows_of
 from trainers.attacks.watching import counted
 from trainers.mechanisms.l2dp_ml_as_published import claimed_epsilon, initial
 
@@ -47,6 +50,10 @@ SINGLE: Final[Mapping[str, Any]] = {
     "tasks": [{"task": "monday", "epochs": 1}], "epsilon_1": 0.05, "epsilon_2": 0.05,
 }  # fmt: skip
 _MANY: Final = 400
+#: One hidden value, for as many inputs as canaries: the claim grows with these, and so has little of ε1.
+ONE_RUN_RECIPE: Final[Mapping[str, Any]] = {**RECIPE, "hidden": 1, "last": 1}
+ONE_RUN: Final[Mapping[str, Any]] = {**PARAMETERS, "epsilon_1": 0.002}
+_KNOWN: Final = 20  # axes on which all records are known
 
 
 def claim(*, single: bool = False) -> float:
@@ -54,6 +61,13 @@ def claim(*, single: bool = False) -> float:
     given, recipe, records = (SINGLE, SINGLE_RECIPE, _MANY) if single else (PARAMETERS, RECIPE, _RECORDS)
     start = initial(_INPUTS, recipe["hidden"], recipe["last"], 2, scale=recipe["scale"]).encoder
     return claimed_epsilon(given["epsilon_1"], given["epsilon_2"], start, size=records)
+
+
+def claim_of(canaries: int) -> float:
+    """What the paper claims where all records are canaries of `one_run`."""
+    hidden, last = ONE_RUN_RECIPE["hidden"], ONE_RUN_RECIPE["last"]
+    start = initial(canaries + _KNOWN, hidden, last, 2, scale=ONE_RUN_RECIPE["scale"]).encoder
+    return claimed_epsilon(ONE_RUN["epsilon_1"], ONE_RUN["epsilon_2"], start, size=canaries)
 
 
 def two_releases(samples: int, noise: Noise) -> Scores:
@@ -115,3 +129,26 @@ def single_release(samples: int, noise: Noise) -> Scores:
             scores.append(math.log(left[1]) - math.log(left[0]))
         found.append(np.array(scores))
     return Scores(found[0], found[1])
+
+
+def one_run(canaries: int, noise: Noise) -> Guesses:
+    """Canary i is 1 or −1 on its own axis in the first task, by a coin, and 1 in the second. The score
+    is what it is found to be.
+
+    Neighbours are those of `replace_one`: either way there is a record.
+    """
+    there = coins(canaries, noise)
+    public = np.random.default_rng(2)
+    known = public.uniform(-1, 1, size=(2, canaries, _KNOWN))
+    axes = np.diag(np.where(there, 1.0, -1.0)), np.eye(canaries)
+    labels = public.integers(0, 2, size=(2, canaries)).astype(str)
+    recipe = {**ONE_RUN_RECIPE, "inputs": canaries + _KNOWN}
+    tasks = [rows_of(np.hstack([axes[task], known[task]]), labels[task]) for task in range(2)]
+    released = made("l2dp-ml-as-published", ONE_RUN, recipe, tasks, noise=noise, adjacency="replace_one").tensors
+    start = initial(recipe["inputs"], recipe["hidden"], recipe["last"], 2, scale=recipe["scale"]).encoder
+    one, two = released["task.0.encoder"], released["task.1.encoder"]
+    updates = torch.cat([start - one, one - two], dim=1)  # each a multiple of n/2 − S_t − χ1
+    sums = torch.from_numpy(known.astype(np.float32).astype(np.float64)).sum(dim=1)
+    lengths = torch.linalg.lstsq(updates[canaries:], (sums[1] - sums[0])[:, None]).solution
+    found: NDArray[np.float64] = (1 - updates[:canaries] @ lengths)[:, 0].numpy()  # 1 or −1
+    return Guesses(found, there)

@@ -149,8 +149,8 @@ L2DP_ML_AS_PUBLISHED: Final = Mechanism(
     proof_status="refuted",
     proof_note=(
         "The same noise masks every record, batch and task: differences of perturbed records are free of it, and two "
-        "releases give it away by linear algebra (measured: ε ≥ 8.6 where 1.05 is claimed). For reproduction and "
-        "audits; use l2dp-ml."
+        "releases give it away by linear algebra: an attack is right every time, and shows all that its samples can "
+        "(docs/soundness.md). For reproduction and audits; use l2dp-ml."
     ),
     parameters=(
         Parameter(
