@@ -195,6 +195,11 @@ def test_an_audit_is_scheduled_and_a_job_cancelled(sights: dict[str, Sight], hou
     opened = {"Authorization": f"Bearer {house.key}"}
     said = httpx.get(f"{house.url}/v1/populations/trial/ledger/export", headers=opened).text.splitlines()[-1]
     assert json.loads(said)["body"]["reason"] == "The yearly look."
+    entries = (
+        sights["light"].open("/populations/trial/ledger?kind=audit.planned").locator("tbody tr").first.inner_text()
+    )
+    assert "is planned; nothing is known yet. Why: The yearly look." in entries
+    assert "..." not in entries
     waiting = httpx.get(f"{house.url}/v1/jobs?status=queued", headers={"Authorization": f"Bearer {house.key}"}).json()[
         "items"
     ][0]["id"]
