@@ -18,6 +18,7 @@ from sqlalchemy import text
 from accountant import certificates as certified
 from accountant import envelopes
 from accountant.audit.findings import DEFAULT_VERDICTS, RULES
+from accountant.audit.series import plan_from
 from accountant.audit.standing import findings_in
 from accountant.book import Book
 from accountant.canonical import from_canonical
@@ -564,10 +565,13 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             return f"Nobody said what became of release {release}: it counts as if it had left."
         case "artifact.attached":
             return f"The artifact of release {release} was told later: {document['artifact']['sha256']}."
-        case "audit.planned" | "audit.concluded" | "audit.abandoned":
+        case "audit.planned":  # what came of it is another entry
+            plan = plan_from(document, entry=book.audits[document["audit"]].entry)
+            because = f" Why: {_ended(document['reason'])}" if "reason" in document else ""
+            return f"Audit {plan.id}: {plan.sentence}{because}"
+        case "audit.concluded" | "audit.abandoned":
             audit = book.audits[document["audit"]]
-            because = f" It was planned because: {_ended(document['reason'])}" if "reason" in document else ""
-            return f"Audit {audit.id}: {audit.sentence}{because}"
+            return f"Audit {audit.id}: {audit.sentence}"
         case kind:
             return f"Entry of the kind {kind}."
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from service.client import Stint
 from tests.dashboard.browser import Sight
 from tests.dashboard.house import CLINIC, FROZEN, LOW, PATIENT, SPENT, House, Trouble
 
@@ -195,6 +196,11 @@ def test_an_audit_is_scheduled_and_a_job_cancelled(sights: dict[str, Sight], hou
     opened = {"Authorization": f"Bearer {house.key}"}
     said = httpx.get(f"{house.url}/v1/populations/trial/ledger/export", headers=opened).text.splitlines()[-1]
     assert json.loads(said)["body"]["reason"] == "The yearly look."
+    entries = (
+        sights["light"].open("/populations/trial/ledger?kind=audit.planned").locator("tbody tr").first.inner_text()
+    )
+    assert "is planned; nothing is known yet. Why: The yearly look." in entries
+    assert "..." not in entries
     waiting = httpx.get(f"{house.url}/v1/jobs?status=queued", headers={"Authorization": f"Bearer {house.key}"}).json()[
         "items"
     ][0]["id"]
@@ -216,3 +222,41 @@ def test_a_population_is_frozen_for_a_reason_and_opened_again(sights: dict[str, 
         assert httpx.get(f"{house.url}/v1/populations/pilot", headers=opened).json()["status"] == to
     said = httpx.get(f"{house.url}/v1/populations/pilot/ledger/export", headers=opened).text
     assert "Made frozen by a test." in said
+
+
+def test_a_status_is_approved_and_nothing_beside_it_changes(officer: Sight, house: House) -> None:
+    opened = {"Authorization": f"Bearer {house.key}"}
+    strict = {"reason": "be strict", "findings": {"warning": "deny"}}
+    httpx.put(f"{house.url}/v1/populations/pilot/policy", json=strict, headers=opened).raise_for_status()
+    before = httpx.get(f"{house.url}/v1/populations/pilot/policy", headers=opened).json()
+    page = officer.open("/mechanisms/dp-agem-as-published")
+    page.get_by_role("link", name="Accept what is claimed in pilot…").click()
+    page.wait_for_url("**/populations/pilot/policy/change?**")
+    preview = page.locator("#preview")
+    assert preview.locator("table").first.locator("tbody tr").count() == 1  # one change, and no other
+    preview.get_by_label("Reason").fill("A trial of the paper.")
+    preview.get_by_label(re.compile("I mean it")).check()
+    preview.get_by_role("button", name=re.compile("into force")).click()
+    page.wait_for_url("**/populations/pilot/policy")
+    after = httpx.get(f"{house.url}/v1/populations/pilot/policy", headers=opened).json()
+    assert after["accepts"] == ["proved", "claimed"]
+    assert after["findings"] == before["findings"]
+    officer.is_content()
+
+
+def test_a_hold_is_committed_for_a_reason(officer: Sight, house: House) -> None:
+    with Stint(house.url, house.key) as stint:
+        charges = [{"scope": {"ranges": [[0, 20]]}, "event": {"kind": "pure_dp", "epsilon": 0.001}}]
+        release = stint.propose(population="demo", charges=charges, state={"retained": "dp_only"})["id"]
+    page = officer.open(f"/releases/{release}")
+    page.get_by_role("link", name="It left: commit…").click()
+    asked = page.locator("#confirm")
+    asked.get_by_label("Reason").fill("It is in production.")
+    asked.get_by_role("button", name="Commit").click()  # without the tick the browser stops it
+    assert page.get_by_role("status").count() == 0
+    asked.get_by_label(re.compile("I mean it")).check()
+    asked.get_by_role("button", name="Commit").click()
+    page.get_by_role("status").wait_for()
+    assert "what it held is spent" in page.get_by_role("status").inner_text()
+    assert "It is in production." in page.locator("ol.timeline").inner_text()
+    officer.is_content()

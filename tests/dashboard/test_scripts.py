@@ -84,6 +84,10 @@ def test_what_is_refused_is_seen(sight: Sight) -> None:
     times.blur()
     page.locator("#said [role=alert]").wait_for()
     assert "cannot be read" in page.locator("#said").inner_text()
+    assert page.evaluate("scrollY") > 100  # one is far down the page, and sees it all the same
+    box = page.locator("#said").bounding_box()
+    assert box is not None
+    assert box["y"] >= 0
     sight.is_accessible()
     sight.photograph("refused-with-scripts")
     times.fill("3")
