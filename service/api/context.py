@@ -36,7 +36,6 @@ class Parts:
     doorkeeper: Doorkeeper
     secrets: Secrets
     metrics: Metrics
-    verified: dict[str, dict[str, Any]] = field(default_factory=dict)  # the last verification of each, since the start
     unswept: set[str] = field(default_factory=set)  # populations that are being made up: their holds ran out long ago
 
     def resolved(self, population: str, scope: dict[str, Any], *, nested: bool = False) -> dict[str, Any]:

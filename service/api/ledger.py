@@ -30,8 +30,7 @@ from service.api.context import (
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.errors import NotFound
-from service.operations import evidence
-from service.store.writer import stamp
+from service.operations import evidence, verifications
 
 router = APIRouter(prefix="/v1", tags=["ledger"])
 
@@ -145,10 +144,10 @@ def verify(population: Population, parts: Service, _actor: Auditor) -> dict[str,
 
 
 def verified(parts: Parts, population: str) -> dict[str, Any]:
-    """What a verification finds now; when that was is remembered until the service stops."""
-    at = stamp(datetime.now(UTC))
+    """What a verification finds now; when that was, and what came of it, is kept."""
+    at = datetime.now(UTC)
     found = evidence.verify(parts.database, parts.books, population, trusted=parts.secrets.public_key)
-    parts.verified[population] = {"at": at, "ok": found["ok"], "entries": found["entries"]}
+    verifications.remember(parts.database, population, at=at, entries=found["entries"], ok=found["ok"])
     return found
 
 

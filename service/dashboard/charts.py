@@ -138,7 +138,7 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
         last = drawn[-1]
         said = (
             f"At the end, ε ≤ {raised(at_most(last.spent))} is spent and {raised(at_most(last.held))} held of a budget "
-            f"of {raised(last.budget)} ({terms}): upper bounds, for whoever has most behind them."
+            f"of {raised(last.budget)} ({terms}): upper bounds."
         )
         drawn, before = _since_the_first(drawn, max(until, last.at))
         said += before

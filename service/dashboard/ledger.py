@@ -17,7 +17,7 @@ from service.cursors import cursor_of, number_from
 from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound
-from service.operations import keys, reports
+from service.operations import keys, reports, verifications
 from service.operations.keys import Actor
 from service.store.writer import stamp
 
@@ -79,7 +79,7 @@ def _entries(
             "entries_in_all": book.number,
             "head": book.chain.link.hash.hex(),
             "checkpoint": None if signed is None else {"number": signed.number, "at": stamp(signed.at)},
-            "verified": parts.verified.get(population),
+            "verified": verifications.last(parts.database, [population]).get(population),
             "may_verify": may(actor, ledger_api.verify),
             "items": items,
             "names": keys.names(parts.database, [each["actor"] for each in items]),
@@ -139,7 +139,7 @@ def _verifying(population: Population, parts: Service, _actor: Verifier) -> dict
             "population": population,
             "entries": book.number,
             "head": book.chain.link.hash.hex(),
-            "last": parts.verified.get(population),
+            "last": verifications.last(parts.database, [population]).get(population),
             "found": None,
         }
 

@@ -9,18 +9,22 @@ from weakref import WeakKeyDictionary
 from fastapi import APIRouter, Query
 from sqlalchemy import text
 
+from service.api import ledger as ledger_api
 from service.api import populations as populations_api
 from service.api.context import Parts, Service
 from service.cursors import cursor_of, number_from
 from service.dashboard.pages import page
 from service.dashboard.sessions import utc_now
-from service.dashboard.visitors import as_in
-from service.operations import readings
+from service.dashboard.visitors import as_in, may
+from service.dashboard.words import since
+from service.operations import readings, verifications
 from service.operations.keys import Actor
+from service.operations.populations import is_made_up
 from service.store.writer import stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from accountant.book import Book
 
@@ -86,6 +90,7 @@ def glance(book: Book) -> dict[str, Any]:
     return {
         "name": book.name,
         "status": book.status,
+        "is_made_up": is_made_up(book),
         "unit": book.unit,
         "datapoints": book.size,
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
@@ -123,7 +128,7 @@ def glance(book: Book) -> dict[str, Any]:
     template="overview.html",
 )
 def overview(
-    parts: Service, _actor: Visitor, cursor: Annotated[str | None, Query(max_length=1000)] = None
+    parts: Service, actor: Visitor, cursor: Annotated[str | None, Query(max_length=1000)] = None
 ) -> dict[str, Any]:
     """Populations by least available, open findings, holds about to expire, and when the ledger was verified."""
     first = number_from(cursor) or 0
@@ -135,11 +140,13 @@ def overview(
     seen.sort(key=lambda each: (each["share_available"], each["name"]))
     findings = [{"population": each["name"], **finding} for each in seen for finding in each["findings"]]
     findings.sort(key=lambda finding: (finding["severity"] != "error", -finding["releases"], finding["code"]))
-    verified = {each["name"]: parts.verified.get(each["name"]) for each in seen}
+    verified = verifications.last(parts.database, [each["name"] for each in seen])
+    now = utc_now()
     return {
-        "at": stamp(utc_now()),
-        **_answer(seen, [name for name, said in verified.items() if said is not None and not said["ok"]]),
-        "populations": [{**each, "verified": verified[each["name"]]} for each in seen[first : first + PAGE]],
+        "at": stamp(now),
+        **_answer(seen, verified, now),
+        "populations": [{**each, "verified": verified.get(each["name"])} for each in seen[first : first + PAGE]],
+        "may_verify": may(actor, ledger_api.entries, ledger_api.verify),
         "populations_in_all": len(seen),
         "next": cursor_of({"number": first + PAGE}) if len(seen) > first + PAGE else None,
         "findings": findings[:FINDINGS_SHOWN],
@@ -152,10 +159,11 @@ def overview(
     }
 
 
-def _answer(seen: Sequence[dict[str, Any]], broken: Sequence[str]) -> dict[str, Any]:
-    """Yes or no, and what stands beside it, in sentences."""
+def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any]], now: datetime) -> dict[str, Any]:
+    """Yes or no, how sure that is, and what stands beside it, in sentences."""
     if not seen:
         return {"answer": "none", "sentence": "Nothing has been promised yet: there are no populations.", "beside": []}
+    broken = [name for name, said in verified.items() if not said["ok"]]
     disproved = [(each["name"], found) for each in seen for found in each["violations"]]
     used = [(name, found) for name, found in disproved if found["admitted"]]
     reasons = []
@@ -175,6 +183,7 @@ def _answer(seen: Sequence[dict[str, Any]], broken: Sequence[str]) -> dict[str, 
     else:
         answer = "yes"
         sentence = f"Yes. In {where}, everything released about each of {people:,} datapoints is within its promise."
+    sentence = f"{sentence} {_how_sure(seen, verified, now)}"
     beside = []
     low = [each["name"] for each in seen if each["standing"] == "low"]
     out = [each["name"] for each in seen if each["standing"] == "exhausted"]
@@ -198,6 +207,26 @@ def _answer(seen: Sequence[dict[str, Any]], broken: Sequence[str]) -> dict[str, 
     if frozen:
         beside.append(f"{_names(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen: nothing is released from there.")
     return {"answer": answer, "sentence": sentence, "beside": beside}
+
+
+def _how_sure(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any]], now: datetime) -> str:
+    """How long ago it was verified that the ledgers, from which all of it is read, are as they were written."""
+    never = [each["name"] for each in seen if each["name"] not in verified]
+    if len(never) == len(seen):
+        return "No ledger has been verified yet: this is what they say as they stand."
+    oldest = min(said["at"] for said in verified.values())
+    if never:
+        return (
+            f"The {'ledger' if len(never) == 1 else 'ledgers'} of {_names(never)} {_has(never)} not been verified yet."
+        )
+    grown = sum(each["entries"] > verified[each["name"]]["entries"] for each in seen)
+    since_then = f"; {grown:,} of {len(seen):,} have grown since" if grown else ""
+    which = "The ledger was verified" if len(seen) == 1 else "All ledgers were verified, the longest ago"
+    return f"{which} {since(oldest, now)}{since_then}."
+
+
+def _has(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,6 +173,7 @@ def budget(
             "policy": {
                 **shown["policy"],
                 "text": reports.policy_in_words(ledger_book.policy_to(book.policy)),
+                "odds": replace(promise, epsilon=book.policy.budget.epsilon, delta=book.policy.budget.delta).odds(),
             },
             "budget": standing,
             "odds_so_far": None

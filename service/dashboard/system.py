@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ _OVERDUE = text(
 )
 _CHECKPOINT = text("SELECT number, at FROM checkpoint ORDER BY number DESC LIMIT 1")
 _NEWEST = text("SELECT max(at) FROM entry")
+_SINCE = text("SELECT min(created_at) FROM api_key")  # the first thing that an installation makes
 _SIZES = text("SELECT count(*) AS populations, coalesce(sum(number), 0) AS entries FROM population")
 _SERVER = text("SELECT current_setting('server_version') AS version, pg_database_size(current_database()) AS bytes")
 
@@ -91,17 +93,27 @@ def _signed(connection: Connection, parts: Parts, now: datetime) -> dict[str, An
     """The last checkpoint is as young as it should be, or nothing has happened since."""
     row = connection.execute(_CHECKPOINT).one_or_none()
     newest = connection.execute(_NEWEST).scalar_one_or_none()
-    if row is None:
+    patience = 3 * parts.settings.checkpoint_seconds + 60
+    if row is None:  # it is due so long after the first start, whatever the times in the ledger say
+        waited = (now - connection.execute(_SINCE).scalar_one()).total_seconds()
+        soon = f"The first checkpoint is signed within {_hours(parts.settings.checkpoint_seconds)} of the start."
         return _check(
-            "checkpoint", newest is None, "There is nothing to sign yet.", "No checkpoint has been signed yet."
+            "checkpoint",
+            newest is None or waited <= patience,
+            "There is nothing to sign yet." if newest is None else soon,
+            f"No checkpoint has been signed yet, {_hours(waited)} after the first key was made.",
         )
     behind = 0.0 if newest is None or newest <= row.at else (now - row.at).total_seconds()
     return _check(
         "checkpoint",
-        behind <= 3 * parts.settings.checkpoint_seconds + 60,
+        behind <= patience,
         f"Checkpoint {row.number:,} was signed on {_moment(row.at)}.",
         f"Checkpoint {row.number:,} is the last, of {_moment(row.at)}, and entries came after it.",
     )
+
+
+def _hours(seconds: float) -> str:
+    return plural(math.ceil(seconds / 60), "minute") if seconds < 7200 else plural(math.ceil(seconds / 3600), "hour")
 
 
 def _moment(at: datetime | None) -> str:

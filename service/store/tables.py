@@ -259,5 +259,15 @@ webhook = Table(
     Index("webhooks_that_are_due", "status", "due_at"),
 )
 
+#: When each ledger was last verified: a note, and no evidence.
+verification = Table(
+    "verification",
+    metadata,
+    Column("population_id", BigInteger, ForeignKey("population.id"), primary_key=True, autoincrement=False),
+    Column("at", _AT, nullable=False),
+    Column("entries", BigInteger, nullable=False),
+    Column("ok", Boolean, nullable=False),
+)
+
 #: Tables that refuse UPDATE, DELETE and TRUNCATE.
 ONLY_GROW = ("entry", "release", "idempotency", "checkpoint", "installation", "key_entry")

@@ -1,0 +1,94 @@
+"""What the overview and the system page say of an installation from its first minute on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from service.dashboard import overview, system
+from service.operations import verifications
+from service.sweeper import checkpoint
+from tests.service.harness import Local, local
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Local]:
+    """An installation of its own: what is said here is said of all populations."""
+    with local() as running:
+        yield running
+
+
+def seen(service: Local) -> dict[str, Any]:
+    found: dict[str, Any] = service.call.ok("GET", "/overview.json")
+    return found
+
+
+def test_how_long_ago_ledgers_were_verified_is_said_and_kept(alone: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = alone.call
+    first, second = call.population(count=5), call.population(count=7)
+    assert seen(alone)["sentence"].endswith("No ledger has been verified yet: this is what they say as they stand.")
+    call.verify(first)
+    said = seen(alone)
+    assert said["sentence"].endswith(f"The ledger of {second} has not been verified yet.")
+    call.verify(second)
+    assert "All ledgers were verified, the longest ago" in seen(alone)["sentence"]
+    monkeypatch.setattr(overview, "utc_now", lambda: datetime.now(UTC) + timedelta(days=3))
+    assert seen(alone)["sentence"].endswith("All ledgers were verified, the longest ago 3 days ago.")
+    call.ok("POST", f"/v1/populations/{first}/datapoints", {"count": 1})
+    said = seen(alone)
+    assert said["sentence"].endswith("the longest ago 3 days ago; 1 of 2 have grown since.")
+    assert said["answer"] == "yes"
+    # It is in the database, so another process, or the next start, knows it as well.
+    known = verifications.last(alone.parts.database, [first, second])
+    assert {name: (each["ok"], each["entries"]) for name, each in known.items()} == {
+        first: (True, 2),
+        second: (True, 2),
+    }
+    assert {each["name"]: each["verified"]["entries"] for each in said["populations"]} == {first: 2, second: 2}
+
+
+def test_a_ledger_that_does_not_verify_is_a_no_until_it_does(alone: Local) -> None:
+    name = alone.call.population(count=3)
+    now = datetime.now(UTC)
+    verifications.remember(alone.parts.database, name, at=now, entries=2, ok=False)
+    said = seen(alone)
+    assert said["answer"] == "no"
+    assert f"the ledger of {name} did not verify" in said["sentence"]
+    verifications.remember(alone.parts.database, name, at=now - timedelta(hours=1), entries=1, ok=True)
+    assert seen(alone)["answer"] == "no"  # one that began earlier says nothing newer
+    alone.call.verify(name)
+    assert seen(alone)["answer"] == "yes"
+
+
+def test_badges_lead_to_the_verification_for_whoever_may_do_it(alone: Local) -> None:
+    name = alone.call.population()
+    link = f'href="/populations/{name}/verify"'
+    assert link in alone.call("GET", "/overview").text
+    for role, may in (("auditor", True), ("pipeline", False)):
+        key = alone.call.ok("POST", "/v1/keys", {"name": f"a {role}", "roles": [role]})["secret"]
+        opened = {"Authorization": f"Bearer {key}"}
+        assert (link in alone.call("GET", "/overview", headers=opened).text) == may
+        assert alone.call("GET", f"/populations/{name}/verify", headers=opened).status_code == (200 if may else 403)
+
+
+def test_a_young_installation_is_healthy_and_one_that_never_signs_is_not(
+    alone: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone.call.population(count=3)
+
+    def check() -> dict[str, Any]:
+        shown = alone.call.ok("GET", "/system.json")
+        [found] = [each for each in shown["checks"] if each["name"] == "checkpoint"]
+        return {"healthy": shown["is_healthy"], **found}
+
+    assert check()["healthy"]
+    assert check()["text"] == "The first checkpoint is signed within 60 minutes of the start."
+    monkeypatch.setattr(system, "utc_now", lambda: datetime.now(UTC) + timedelta(hours=5))
+    late = check()
+    assert not late["ok"]
+    assert "No checkpoint has been signed yet, 6 hours after" in late["text"]
+    checkpoint(alone.parts)
+    assert check()["ok"]
