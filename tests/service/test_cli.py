@@ -236,9 +236,14 @@ def test_a_release_from_proposal_to_commit(capsys: pytest.CaptureFixture[str], t
     assert as_json(capsys, "propose", *on_task, *SGD, "--idempotency-key", "cli-1") == held
     artifact = tmp_path / "model"
     artifact.write_bytes(b"weights")
-    done = as_json(capsys, "commit", held["id"], "--artifact", str(artifact), "--uri", "s3://models/1")
+    why = ("--reason", "settled by hand")
+    done = as_json(capsys, "commit", held["id"], "--artifact", str(artifact), "--uri", "s3://models/1", *why)
     assert done["status"] == "committed"
     assert done["artifact"]["uri"] == "s3://models/1"
+    exported = tmp_path / "ledger"
+    said(capsys, "export", "clinic", "--format", "ndjson", "-o", str(exported))
+    bodies = [json.loads(line)["body"] for line in exported.read_text().splitlines()]
+    assert bodies[-1]["reason"] == "settled by hand"
     assert said(capsys, "commit", held["id"]).startswith(f"{held['id']}: committed (entry ")
     assert "only an open hold" in complaint(capsys, "void", held["id"], "--reason", "late", code=1)
 
