@@ -22,7 +22,7 @@ PAPER = {"width": 688, "height": 970}
 #: Every kind of page that somebody would file, and on how many sheets at most.
 PAGES: dict[str, tuple[Callable[[House], str], int]] = {
     "overview": (lambda _: "/overview", 3),
-    "population": (lambda _: f"/populations/{CLINIC}/budget", 4),
+    "population": (lambda _: f"/populations/{CLINIC}/budget", 5),
     "task": (lambda _: f"/populations/{WARD}/task?name=diagnoses", 3),
     "datapoint": (lambda _: f"/populations/{CLINIC}/datapoint?ordinal=17", 3),
     "releases": (lambda _: f"/populations/{CLINIC}/releases", 2),
