@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from accountant import account, calibrate_noise_multiplier
 from accountant.streams.memories import EpisodicMemory
 from benchmarks.streams import MEMORY_RATE, Labelled, Task, in_pairs, mnist, permuted_digits, photographs, pooled
+from trainers.backbones import Backbone
 from trainers.catalog import mechanism
 from trainers.metrics import average_accuracy, average_forgetting, learning_curve_area, worst_forgetting
 from trainers.noise import Noise
@@ -74,12 +75,18 @@ class Learned:
 
     matrix: Floats
     curves: Floats | None = None
+    note: str = ""
+
+
+def data() -> Path:
+    """The folder of real data."""
+    return Path(os.environ.get("STINT_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 
 
 def report() -> None:
     """Print a table for every stream whose data is here."""
-    folder = Path(os.environ.get("STINT_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
-    began = perf_counter()
+    folder = data()
+    began, worked = perf_counter(), process_time()
     print("\nAccuracy and forgetting in percent, on held-out rows; ε is for life, at δ = 1e-5; inf: not private")
     if (folder / "mnist").is_dir():
         digits(folder)
@@ -90,7 +97,7 @@ def report() -> None:
         classes(folder)
     else:
         print("CIFAR-10 or the backbone is absent, so there is nothing to show of photographs.")
-    print(f"in all {perf_counter() - began:.0f} s")
+    print(f"in all {perf_counter() - began:.0f} s, {process_time() - worked:.0f} s of them at work")
 
 
 # Digits
@@ -134,7 +141,7 @@ def compare(tasks: Sequence[Task], papers: Papers) -> None:
         line("dp-sgd full-data", epsilon, partial(full_data, tasks, epsilon), papers)
         line("episodic-memory replay", epsilon, partial(episodic, tasks, epsilon, "replay"), papers)
         line("episodic-memory projection", epsilon, partial(episodic, tasks, epsilon, "projection"), papers)
-        line("l2dp-ml", epsilon, partial(statistics, tasks, epsilon), papers)
+        line("l2dp-ml", epsilon, partial(statistics, smaller(tasks), epsilon), papers)
 
 
 def naive(tasks: Sequence[Task], epsilon: float) -> Learned:
@@ -188,6 +195,7 @@ def descended(
     part: str,
     memories: str | None = None,
     rate: float = PLAIN_RATE,
+    steps: int = STEPS,
     **more: Any,
 ) -> Learned:
     """A network that is trained on, from task to task.
@@ -195,7 +203,7 @@ def descended(
     The first batches of a task are runs of one step, each from the last: without momentum that is the same program,
     and between them one can look.
     """
-    recipe = {
+    recipe: Document = {
         "model": "mlp",
         "hidden": [256, 256],
         "shape": [784],
@@ -211,9 +219,9 @@ def descended(
         earlier = tasks[:number] if memories else ()
         rows = [task.rows(part), *(each.rows(memories or "") for each in earlier)]
         named = {"tasks" if name == "dp-sgd" else "memories": [str(n) for n in range(len(earlier))]} if memories else {}
-        for batch, steps in enumerate([*[1] * BATCHES, STEPS - BATCHES]):
-            curves[number, batch] = accuracy(task, [before]) if before else 1 / len(DIGITS)
-            run = {**parameters, **named, "steps": steps}
+        for batch, some in enumerate([*[1] * BATCHES, steps - BATCHES]):
+            curves[number, batch] = accuracy(task, [before]) if before else 1 / len(recipe["label_names"])
+            run = {**parameters, **named, "steps": some}
             seed = number * (BATCHES + 1) + batch
             before = released(name, run, recipe, rows, seed=seed, inputs={"start": before} if before else {})
         assert before is not None
@@ -222,18 +230,23 @@ def descended(
 
 
 def statistics(tasks: Sequence[Task], epsilon: float) -> Learned:
-    """Class sums and second moments of 14 × 14 pixels, each released once; the classifier replays them."""
-    small = [Task(x=pooled(task.x, 2), y=task.y, test_x=pooled(task.test_x, 2), test_y=task.test_y) for task in tasks]
+    """Class sums and second moments, each released once; the classifier replays them."""
     noise = {"noise_multiplier": calibrate_noise_multiplier(epsilon=epsilon, delta=DELTA)}
     matrix, before = np.zeros((len(tasks), len(tasks))), list[Artifact]()
-    for number, task in enumerate(small):
+    for number, task in enumerate(tasks):
         names = [str(label) for label in np.unique(task.y)]
-        recipe = {"label_source": "prior", "label_names": names, "inputs": 196, "features": "identity"}
+        recipe = {"label_source": "prior", "label_names": names, "features": "identity"}
+        recipe["inputs"] = task.x.shape[1]
         inputs = {f"previous.{place}": each for place, each in enumerate(before)}
         recipe["previous"] = [each.release for each in before]
         before.append(released("l2dp-ml", noise, recipe, [task.rows()], seed=number, inputs=inputs))
-        matrix[number] = [accuracy(other, before[-1:]) for other in small]
+        matrix[number] = [accuracy(other, before[-1:]) for other in tasks]
     return Learned(matrix=matrix)
+
+
+def smaller(tasks: Sequence[Task]) -> list[Task]:
+    """The same digits at 14 × 14 pixels."""
+    return [Task(x=pooled(task.x, 2), y=task.y, test_x=pooled(task.test_x, 2), test_y=task.test_y) for task in tasks]
 
 
 # Windows
@@ -248,32 +261,39 @@ def windows(folder: Path) -> None:
         "sliding-window of 7 panes": ("sliding-window", {"k": 3, "w0": 1024}),
         "continual-release, 8 first": ("continual-release", {"pane": 1024, "doublings": 3}),
     }
-    lives: dict[tuple[float | None, str], Document] = {(None, ""): {"epsilon": 1e9}}
-    for promised in EPSILONS:
-        lives[promised, ", pure"] = {"epsilon": promised}
-        mu = (1 - 1e-9) / calibrate_noise_multiplier(epsilon=promised, delta=DELTA)
-        lives[promised, ", gaussian"] = {"noise": "gaussian", "mu": mu}
     for what, (name, schedule) in cases.items():
-        for (epsilon, kind), life in lives.items():
+        for (epsilon, kind), life in lives().items():
             paper = "as without privacy, at ε 0.1 and 1 (claimed; its noise is per coordinate)" if kind else ""
             learn = partial(streamed, name, {**schedule, **life}, train=(x, y), test=(test_x, test_y))
             line(what + kind, epsilon, learn, {(what + kind, 1.0): paper})
 
 
-def streamed(name: str, given: Document, *, train: Labelled, test: Labelled) -> Learned:
-    """The last of four steps, each leaning on the one before."""
+def lives() -> dict[tuple[float | None, str], Document]:
+    """What a life may cost, and by which noise."""
+    found: dict[tuple[float | None, str], Document] = {(None, ""): {"epsilon": 1e9}}
+    for promised in EPSILONS:
+        found[promised, ", pure"] = {"epsilon": promised}
+        mu = (1 - 1e-9) / calibrate_noise_multiplier(epsilon=promised, delta=DELTA)
+        found[promised, ", gaussian"] = {"noise": "gaussian", "mu": mu}
+    return found
+
+
+def streamed(name: str, given: Document, *, train: Labelled, test: Labelled, **more: Any) -> Learned:
+    """The last of four steps, each leaning on the one before where there is something to lean on."""
     x, y = train
     recipe: Document = {
         "shape": [784], "radius": 8.0, "modulus": 1.0, "iterations": 25, "label_source": "prior", "label_names": DIGITS,
+        **more,
     }  # fmt: skip
+    leans = "previous" in mechanism(name).releases
     model: Artifact | None = None
     for step in range(4):
         parameters = {**given, "step": step}
         charges = mechanism(name).quote(parameters, adjacency="add_remove").charges
         blocks = [(charge.start or 0, charge.stop or 0) for charge in charges]
         rows = [Rows(slots=b - a, unit=np.arange(b - a), x=x[a:b], y=y[a:b]) for a, b in blocks]
-        leaning = {"previous": [model.release]} if model else {}
-        inputs = {"previous.0": model} if model else {}
+        leaning = {"previous": [model.release]} if model and leans else {}
+        inputs = {"previous.0": model} if model and leans else {}
         model = released(name, parameters, {**recipe, **leaning}, rows, seed=step, inputs=inputs)
     assert model is not None
     right = predict([model], test[0]) == test[1].astype(str)
@@ -348,6 +368,7 @@ def released(
     *,
     seed: int,
     inputs: Mapping[str, Artifact],
+    backbones: Mapping[str, Backbone] | None = None,
 ) -> Artifact:
     """A run of a mechanism as a worker has it, without the worker: its quote is checked, its price is the caller's."""
     row = mechanism(name)
@@ -362,6 +383,7 @@ def released(
         rows=rows,
         noise=Noise.repeatable(seed),
         inputs=inputs,
+        backbones=backbones or {},
     )
     return Artifact(f"rel_{seed}", importlib.import_module(row.module).run(run))
 
@@ -395,7 +417,7 @@ def line(
             percent(worst_forgetting(matrix)) if several else "-",
             "-" if learned.curves is None else percent(learning_curve_area(learned.curves, batches=BATCHES)),
             f"{perf_counter() - began:.0f} s",
-            papers.get((what, epsilon), ""),
+            "; ".join(filter(None, (learned.note, papers.get((what, epsilon), "")))),
         ).rstrip(),
         flush=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -67,10 +68,10 @@ def in_pairs(train: Labelled, test: Labelled, *, most: int, most_tests: int) -> 
     ]
 
 
+@cache
 def photographs(folder: Path) -> list[Task]:
     """CIFAR-10 as features of EfficientNet-Lite0 at 64 pixels, five tasks of two classes."""
-    weights = folder / "efficientnet_lite0" / "efficientnet-lite0-57934424.pth"
-    backbone = Backbone(entry("efficientnet-lite0", {"weights": str(weights), "size": 64}))
+    backbone = backbone_of(folder, size=64)
     sheets = folder / "cifar10_12k"
     with np.load(sheets / "labels.npz") as labels:
         y, test_y = labels["train"].astype(np.int64), labels["test"].astype(np.int64)
@@ -100,3 +101,99 @@ def tiles(path: Path, *, down: int, across: int) -> NDArray[np.float32]:
     with Image.open(path) as image:
         sheet = np.asarray(image.convert("RGB"), dtype=np.float32)
     return sheet.reshape(down, 32, across, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)
+
+
+def blurred(tasks: list[Task], share: float) -> list[Task]:
+    """Tasks where this share of each class is dealt out to all tasks alike, and the rest stays where it was."""
+    if not share:
+        return tasks
+    parts: list[list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = [[] for _ in tasks]
+    for number, task in enumerate(tasks):
+        for label in np.unique(task.y):
+            rows = np.flatnonzero(task.y == label)
+            moved = rows[: round(share * len(rows))]
+            parts[number].append((task.x[rows[len(moved) :]], task.y[rows[len(moved) :]]))
+            for place, each in enumerate(np.array_split(moved, len(tasks))):
+                parts[place].append((task.x[each], task.y[each]))
+    return [
+        Task(
+            x=np.concatenate([x for x, _ in part]),
+            y=np.concatenate([y for _, y in part]),
+            test_x=task.test_x,
+            test_y=task.test_y,
+        )
+        for part, task in zip(parts, tasks, strict=True)
+    ]
+
+
+def pictures(folder: Path, *, size: int, rows: int) -> tuple[Backbone, list[Task]]:
+    """The first photographs of each class of CIFAR-10, five tasks of two, and the backbone that looks at them."""
+    sheets = folder / "cifar10_12k"
+    with np.load(sheets / "labels.npz") as labels:
+        y, test_y = labels["train"].astype(np.int64), labels["test"].astype(np.int64)
+    x, test_x = (
+        tiles(sheets / name, down=down, across=across)
+        for name, down, across in (("train_10000.webp", 100, 100), ("test_2000.webp", 40, 50))
+    )
+    first = np.sort(np.concatenate([np.flatnonzero(y == label)[:rows] for label in range(10)]))
+    tests = slice(1000)
+    tasks = in_pairs((x[first], y[first]), (test_x[tests], test_y[tests]), most=2 * rows, most_tests=1000)
+    return backbone_of(folder, size=size), tasks
+
+
+def backbone_of(folder: Path, *, size: int) -> Backbone:
+    """EfficientNet-Lite0 at so many pixels."""
+    weights = folder / "efficientnet_lite0" / "efficientnet-lite0-57934424.pth"
+    return Backbone(entry("efficientnet-lite0", {"weights": str(weights), "size": size}))
+
+
+#: Users that the archive holds out.
+HELD_OUT: Final = (2, 4, 9, 10, 12, 13, 18, 20, 24)
+HERTZ: Final = (50, 20, 10, 5)
+_WINDOW: Final = 128  # readings at 50 Hz
+
+
+def movements(folder: Path) -> list[Task]:
+    """Windows of 2.56 s of one of six activities, each as a device of one of four rates would have measured it.
+
+    Every fourth window is in a task. Of eight signals (acceleration and turning along three axes, and their norms) a
+    window has mean, deviation, least, largest and mean change, scaled by what a telephone can measure: a function of
+    one window.
+    """
+    with np.load(folder / "hapt" / "hapt_signals_int16.npz") as archive:
+        signals = archive["signals"] * np.repeat([archive["acc_scale"] / 2, archive["gyro_scale"] / 4], 3)
+        label, starts = archive["label"].astype(np.int64), archive["recording_start"]
+        users = np.repeat(archive["recording_user"], np.diff(starts))
+    norms = np.stack([np.linalg.norm(signals[:, :3], axis=1), np.linalg.norm(signals[:, 3:], axis=1)], axis=1)
+    signals = np.concatenate([signals, norms], axis=1)
+    inside = [
+        start
+        for start in range(0, len(label) - _WINDOW, _WINDOW // 2)
+        if 1 <= label[start] <= 6
+        and np.all(label[start : start + _WINDOW] == label[start])
+        and users[start] == users[start + _WINDOW - 1]
+    ]
+    tasks = []
+    for place, rate in enumerate(HERTZ):
+        chosen = np.array(inside[place :: len(HERTZ)])
+        at = np.round(np.arange(0, _WINDOW, 50 / rate)).astype(np.int64)
+        windows = signals[chosen[:, None] + at[at < _WINDOW][None, :]]  # (n, readings, 8)
+        made = [
+            windows.mean(1),
+            windows.std(1),
+            windows.min(1),
+            windows.max(1),
+            np.abs(np.diff(windows, axis=1)).mean(1),
+        ]
+        x = np.concatenate([*made, np.ones((len(chosen), 1))], axis=1).clip(-1, 1).astype(np.float32)
+        test = np.isin(users[chosen], HELD_OUT)
+        y = label[chosen]
+        tasks.append(Task(x=x[~test], y=y[~test], test_x=x[test], test_y=y[test]))
+    return tasks
+
+
+def titles(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
+    """Titles of papers in the order in which they appeared, as unit features, and their subjects."""
+    with np.load(folder / "arxiv" / "minilm_int8_daily_10k.npz") as archive:
+        x, labels = archive["emb_int8"].astype(np.float32), archive["primary"].astype(np.str_)
+    return x / np.linalg.norm(x, axis=1, keepdims=True), labels

@@ -4,8 +4,8 @@ Every step gathers its batch from the same rows, moves the weights by plain grad
 its Poisson sample and its noise from the stream cipher. The noise is drawn by a second thread meanwhile, which needs a
 second core; the column "one core" has it drawn in between instead.
 
-Then accuracy and forgetting on streams of real data (`benchmarks.accuracy`), some minutes; `bench trainers steps` and
-`bench trainers accuracy` are one of the two alone.
+Then accuracy and forgetting on streams of real data (`benchmarks.accuracy`, `benchmarks.shapes`), some minutes, label
+release and prototypes; each is also had alone: `bench trainers steps`, `accuracy`, `shapes`, `labels`, `prototypes`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks import accuracy
+from benchmarks import accuracy, labels, prototypes, shapes
 from benchmarks.measure import at_most, duration, medians, times
 from trainers.models import build
 from trainers.noise import Noise
@@ -80,9 +80,15 @@ CASES = (
 
 
 def main() -> None:
-    """Print times of steps, then accuracies; or the one that is named."""
+    """Print times of steps, then accuracies, label release and prototypes; or those that are named."""
     torch.set_num_threads(1)
-    parts = {"steps": step_times, "accuracy": accuracy.report}
+    parts = {
+        "steps": step_times,
+        "accuracy": accuracy.report,
+        "shapes": shapes.report,
+        "labels": labels.main,
+        "prototypes": prototypes.main,
+    }
     chosen = sys.argv[1:] or list(parts)
     if not set(chosen) <= set(parts):
         sys.exit(f"There are these parts: {', '.join(parts)}.")

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.__main__ import names, run
+from benchmarks.streams import Task, blurred
 
 
 def test_a_benchmark_is_a_module_that_defines_main(tmp_path: Path) -> None:
@@ -19,3 +21,22 @@ def test_an_unknown_name_gets_the_list(checkout: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().err
     assert "no such benchmark" in said
     assert all(name in said for name in names(checkout / "benchmarks"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_blurred_tasks_hold_every_row_once(share: float) -> None:
+    """Where classes are dealt out to all tasks nobody is lost, nobody is in two, and each task has all labels."""
+    tasks = [
+        Task(
+            x=np.arange(100 * pair, 100 * (pair + 1), dtype=np.float32)[:, None],
+            y=2 * pair + np.arange(100) % 2,
+            test_x=np.zeros((1, 1), dtype=np.float32),
+            test_y=np.array([2 * pair]),
+        )
+        for pair in range(5)
+    ]
+    made = blurred(tasks, share)
+    rows = np.concatenate([task.x[:, 0] for task in made])
+    assert np.array_equal(np.sort(rows), np.arange(500))
+    assert all(np.array_equal(task.y // 2, task.x[:, 0] // 100) for task in made)
+    assert {len(np.unique(task.y)) for task in made} == {10 if share else 2}
