@@ -20,7 +20,8 @@ OpenedBy: TypeAlias = Literal["worker", "service", "client"]
 #: Rules that look into a file, if there is one: what they found in one is not taken back without it.
 IN_FILES: Final = frozenset(
     {code for code in RULES if code.startswith(("artifact.", "noise."))} - {"artifact.unopened"}
-    | {"label_space.mismatch", "empty_task.no_classifier", "metrics.undeclared"}
+    | {"label_space.mismatch", "label_space.unchecked", "label_space.contradicted"}
+    | {"empty_task.no_classifier", "metrics.undeclared"}
 )
 #: What a client may say of a file. Whether it is the artifact is for the ledger to say.
 REPORTABLE: Final = IN_FILES - {"artifact.digest"}
