@@ -36,6 +36,7 @@ from accountant.errors import BrokenChain, InvalidDocument, InvalidInput
 from accountant.events import Adjacency, adjacency_of, event_from_json, event_to_json
 from accountant.filters import Cost, Filter, Preset
 from accountant.guarantees import ProofStatus, Unit
+from accountant.histories import Spending
 from accountant.ledger import Charge, Decision, Held, Ledger, OnExhausted, Part, Rules
 from accountant.sealed import Collapsed
 from accountant.units import exact, whole
@@ -124,6 +125,7 @@ class Release:
     actor: str
     tasks: frozenset[str]  # that its charges name
     touched: tuple[tuple[str, FrozenBitMap], ...] | None  # by which charges whom; None where that is in the log alone
+    spending: tuple[tuple[str, Spending], ...]  # by which charges how much, in each ledger; nothing if it was denied
     expires_at: str | None = None
     resolved: int | None = None  # the entry that ended its hold
     artifact: Document | None = None
@@ -309,6 +311,7 @@ class Book:
             actor=document["actor"],
             tasks=frozenset(name for charge in document["charges"] for name in _named(charge["scope"])),
             touched=tuple((part.touch.decode(), part.scope) for part in parts) if small else None,
+            spending=tuple((part.touch.decode(), part.spending) for part in parts),
             expires_at=document.get("expires_at"),
             mechanism=_mechanism(document),
             standing=_proposed(tuple(_brief(each, None) for each in document.get("findings", ()))),

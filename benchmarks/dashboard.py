@@ -157,16 +157,18 @@ def report(address: str, key: str) -> None:
             f"Pages of {budget['datapoints']:,} datapoints in {budget['cohorts']:,} cohorts, after {RELEASES:,} "
             f"releases; the first look at a ledger that grew, its processor time, then median and worst of {REPEATS}"
         )
-        worst = {path: taken(client, opened, path.format(**names)) for path in PAGES}
+        found = {path: taken(client, opened, path.format(**names)) for path in PAGES}
         for path in DOCUMENTS:
             taken(client, opened, path.format(**names), repeats=2)
-    slowest = max(worst, key=lambda path: worst[path])
-    word = "met" if worst[slowest] <= TARGET else "missed"
-    print(f"{word:<7} every page within {duration(TARGET)}: the slowest took {duration(worst[slowest])}, {slowest}")
+    for place, what in enumerate(("of waiting", "of processor time")):
+        slowest = max(found, key=lambda path: found[path][place])
+        seconds = found[slowest][place]
+        word = "met" if seconds <= TARGET else "missed"
+        print(f"{word:<7} every page within {duration(TARGET)} {what}: the slowest took {duration(seconds)}, {slowest}")
 
 
-def taken(client: httpx.Client, opened: dict[str, str], path: str, *, repeats: int = REPEATS) -> float:
-    """The worst of some requests, the first among them; they are printed."""
+def taken(client: httpx.Client, opened: dict[str, str], path: str, *, repeats: int = REPEATS) -> tuple[float, float]:
+    """The longest of some requests, the first among them, and the processor time of the first; all are printed."""
     grow(client, opened)
     seconds, computed = [], 0.0
     for number in range(repeats + 1):
@@ -182,7 +184,7 @@ def taken(client: httpx.Client, opened: dict[str, str], path: str, *, repeats: i
         f"{duration(max(others)):>10}",
         flush=True,
     )
-    return max(seconds)
+    return max(seconds), computed
 
 
 def computing() -> float:

@@ -45,15 +45,15 @@ def _shown(
         known: dict[str, Any] = {"population": population, "unit": book.unit, "datapoints": book.size, "ordinal": None}
         if ordinal is None:
             return known
-        documents = lives.bodies(parts.database, book, ordinal)
-        steps = lives.life(parts.database, book, ordinal, documents)
+        steps = lives.life(parts.database, book, ordinal)
         shown = datapoints.shown(book, ordinal, [])
         del shown["charges"]
-        by_release = {document["release"]: document for document in documents}
         budget = book.policy.budget
         history = lives.against(steps, lives.budgets(parts.database, book))
         holds = [step for step in reversed(steps) if step.became == "held"]
         listed = [step for step in holds if before is None or step.number < before]
+        shown_here = [book.releases[step.release] for step in listed[:PAGE]]
+        by_release = {each["release"]: each for each in lives.holds(parts.database, book, shown_here)}
         items = []
         for step in listed[:PAGE]:
             release = book.releases[step.release]

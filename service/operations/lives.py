@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
-from accountant import book as ledger_book
 from accountant.canonical import from_canonical
 from accountant.filters import Cost
 from accountant.ledger import LIFELONG
@@ -24,7 +23,10 @@ from service.store.writer import stamp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pyroaring import FrozenBitMap
+
     from accountant.book import Book, Release
+    from accountant.histories import Spending
     from service.store.database import Database
 
 _BODIES = text(
@@ -106,25 +108,38 @@ def holds(database: Database, book: Book, releases: Sequence[Release]) -> list[d
 
 def bodies(database: Database, book: Book, ordinal: int) -> list[dict[str, Any]]:
     """The entries of releases that may have touched a datapoint, oldest first, without their decisions."""
-    if ordinal >= book.size:
-        raise Problem("not-found", f"{book.name!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
+    _must_be_there(book, ordinal)
     return holds(database, book, statements.touching(book, ordinal))
 
 
-def life(
-    database: Database, book: Book, ordinal: int, documents: Sequence[dict[str, Any]], *, ledger: str = LIFELONG
-) -> list[Step]:
-    """How a datapoint's balance in a ledger moved, by the filter of now; `documents` are its `bodies`.
+def _must_be_there(book: Book, ordinal: int) -> None:
+    if ordinal >= book.size:
+        raise Problem("not-found", f"{book.name!r} has {book.size:,} datapoints; ordinals begin at 0.", "ordinal")
+
+
+def parts(database: Database, book: Book, releases: Sequence[Release]) -> list[list[tuple[FrozenBitMap, Spending]]]:
+    """Whom each of these releases charged how much: from memory, or from the log where a scope is too large."""
+    unknown = [release for release in releases if release.touched is None]
+    read = {document["release"]: document for document in holds(database, book, unknown)} if unknown else {}
+    return [
+        [(part.scope, part.spending) for part in book.held_from(read[release.id]).parts]
+        if release.touched is None
+        else [(scope, spending) for (_, scope), (_, spending) in zip(release.touched, release.spending, strict=True)]
+        for release in releases
+    ]
+
+
+def life(database: Database, book: Book, ordinal: int, *, ledger: str = LIFELONG) -> list[Step]:
+    """How a datapoint's balance in a ledger moved, by the filter of now.
 
     Holds count from the entry that made them; a commit or an expiry turns them into spent, a void takes them back.
     """
+    _must_be_there(book, ordinal)
     moves: list[tuple[int, str, str, Cost]] = []
-    for document in documents:
-        touch = statements.touch_of(book, document, ordinal)
-        if touch is None:
-            continue
-        release = book.releases[document["release"]]
-        cost = ledger_book.spending_of(document, touch).get(ledger)
+    touching = statements.touching(book, ordinal)
+    for release, charged in zip(touching, parts(database, book, touching), strict=True):
+        spending = next((spending for scope, spending in charged if ordinal in scope), ())
+        cost = dict(spending).get(ledger)
         if cost is None:
             continue
         moves.append((release.number, "held", release.id, cost))
@@ -133,16 +148,19 @@ def life(
     times = times_of(database, book.name, [number for number, *_ in moves])
     budget = book.rules.ledgers[ledger]
     committed, holds = budget.nothing, dict[str, Cost]()
+    spent = with_holds = 0.0
     steps = []
     for number, became, release_id, cost in sorted(moves, key=lambda move: move[0]):
         if became == "held":
             holds[release_id] = cost
         else:
             del holds[release_id]
-            if became != "voided":
-                committed += cost
-        spent = budget.meter(committed)
-        with_holds = budget.meter(Cost.sum([committed, *holds.values()]))
+        if became in {"held", "voided"}:  # what is committed stays, and what was held until now
+            with_holds = budget.meter(Cost.sum([committed, *holds.values()]))
+        else:
+            committed += cost
+            spent = budget.meter(committed)
+            with_holds = spent if not holds else with_holds
         held = with_holds - spent if math.isfinite(with_holds) else with_holds
         steps.append(Step(number=number, at=times[number], release=release_id, became=became, spent=spent, held=held))
     return steps
@@ -160,8 +178,7 @@ _LIVES: Remembered[list[dict[str, Any]]] = Remembered(64)
 
 
 def _of_cohort(database: Database, book: Book, ordinal: int, ledger: str) -> list[dict[str, Any]]:
-    documents = bodies(database, book, ordinal)
-    steps = life(database, book, ordinal, documents, ledger=ledger)
+    steps = life(database, book, ordinal, ledger=ledger)
     if ledger == LIFELONG:
         return against(steps, budgets(database, book))
     task = book.tasks[ledger]

@@ -112,11 +112,11 @@ _REFUSALS: Remembered[Refusal | None] = Remembered()
 def _first_refused(database: Database, book: Book, releases: Sequence[Release], least: int) -> Refusal | None:
     spendings: dict[tuple[int, int], Spending] = {}
     touching: dict[History, list[tuple[int, int]]] = {}
-    for place, document in enumerate(lives.holds(database, book, releases)):
-        for which, part in enumerate(book.held_from(document).parts):
-            spendings[place, which] = part.spending
+    for place, charged in enumerate(lives.parts(database, book, releases)):
+        for which, (scope, spending) in enumerate(charged):
+            spendings[place, which] = spending
             # Those in a cohort were touched by the same charges, so all of it is in the scope or nothing.
-            for history, _ in book.ledger.cohorts.touched(part.scope):
+            for history, _ in book.ledger.cohorts.touched(scope):
                 touching.setdefault(history, []).append((place, which))
     alike: dict[tuple[tuple[int, int], ...], list[History]] = {}
     for history, by in touching.items():

@@ -203,28 +203,30 @@ def _by_the_gate(database: Database, book: Book, judged: Sequence[Release], new:
     recent = [each for each in reversed(book.releases.values()) if each.status != "denied" and each.number >= oldest]
     voided = [each for each in book.releases.values() if each.status == "voided" and (each.resolved or 0) > oldest]
     wanted = list({each.id: each for each in (*recent, *voided)}.values())
-    parts = {document["release"]: book.held_from(document).parts for document in lives.holds(database, book, wanted)}
+    found_parts = zip(wanted, lives.parts(database, book, wanted), strict=True)
+    parts = {
+        each.id: [(scope, dict(spending)[LIFELONG]) for scope, spending in charged] for each, charged in found_parts
+    }
     cohorts, budget, names = book.ledger.cohorts, new.budget, {each.id for each in judged}
     since: dict[History, Cost] = {}
     found: dict[str, str] = {}
     for release in recent:
         open_then = [
-            (part.scope, dict(part.spending)[LIFELONG])
+            part
             for other in voided
             if other.number <= release.number < (other.resolved or 0)
             for part in parts[other.id]
         ]
-        for part in parts[release.id] if release.id in names else ():
-            for region, more in _cut(part.scope, open_then):
+        for scope, _ in parts[release.id] if release.id in names else ():
+            for region, more in _cut(scope, open_then):
                 if any(
                     not budget.admits(_before(readings.standing(budget, history), since.get(history), more))
                     for history, _ in cohorts.touched(region)
                 ):
                     found[release.id] = _over(new, "It brought somebody over this budget")
         if release.status != "voided":
-            for part in parts[release.id]:
-                cost = dict(part.spending)[LIFELONG]
-                for history, _ in cohorts.touched(part.scope):
+            for scope, cost in parts[release.id]:
+                for history, _ in cohorts.touched(scope):
                     since[history] = since[history] + cost if history in since else cost
     return found
 
