@@ -152,6 +152,7 @@ def budget(
     at = utc_now()
     least = 1 if actor.sees_individuals else LEAST_RANGE
     with parts.books.read(population) as book:
+        named = 1 if book.policy.named_scopes else least  # of whom a what-if may be asked
         windows = WINDOWS_SHOWN if actor.sees_individuals else min(WINDOWS_SHOWN, book.size // LEAST_RANGE)
         shown = populations.shown(book)
         promise = certified.lifelong(
@@ -160,7 +161,7 @@ def budget(
         standing = readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN)
         worst = readings.worst_of_all(book) if book.size else None
         period = outlooks.lately(book, at=at, least=least)
-        admitted = _repeatable(parts, book, actor, like, least=least)
+        admitted = _repeatable(parts, book, actor, like, least=named)
         asked = like or (admitted[0].id if admitted else None)
         return {
             "population": population,
@@ -187,7 +188,7 @@ def budget(
             "forecast": _forecast(parts, book, actor, period, at),
             "plan": None
             if asked is None
-            else outlooks.repeated(parts.database, book, asked, times=times, period=period, at=at, least=least),
+            else outlooks.repeated(parts.database, book, asked, times=times, period=period, at=at, least=named),
             "repeatable": [releases.summary(book, release.id) for release in admitted],
         }
 

@@ -141,11 +141,11 @@ def test_a_verdict_follows_from_the_numbers(more: dict[str, Any], said: str) -> 
 @pytest.mark.parametrize(
     ("power", "said", "words"),
     [
-        (Power("half the noise", 1000), "consistent", "where half the noise would show: ε ≥ 1.00"),
+        (Power("half the noise", 1000), "consistent", "where half the noise would show: an attack showed ε ≥ 1 "),
         (
             Power("half the noise", 1001),
             "inconclusive",
-            "since half the noise would show from 1,001 samples on, and there were 1,000: ε ≥ 1.00",
+            "since half the noise would show from 1,001 samples on, and there were 1,000: an attack showed ε ≥ 1 ",
         ),
         (Power("half the noise", None), "inconclusive", "since at the confidence of audit 1 this attack would"),
     ],

@@ -228,7 +228,7 @@ def test_tries_are_repeated_with_pauses_that_grow_and_end(
     for line in (
         'stint_webhook_deliveries_total{outcome="given_up"} 1.0',
         'stint_audits{status="concluded",verdict="violation"}',
-        'stint_audits{status="concluded",verdict="inconclusive"} 0.0',
+        'stint_audits{status="concluded",verdict="consistent"} 0.0',
         'stint_audits{status="running",verdict=""} 0.0',
         'stint_webhooks{status="waiting"} 0.0',
     ):
