@@ -123,7 +123,8 @@ def findings_in(document: Document) -> list[Finding]:
 def artifact_in(document: Document) -> str | None:
     """The digest of the artifact, if this is the entry that tells it."""
     if document["kind"] in {"release.committed", "artifact.attached"} and (artifact := document.get("artifact")):
-        return artifact.get("sha256")
+        digest: str | None = artifact.get("sha256")
+        return digest
     return None
 
 
