@@ -11,7 +11,7 @@ from accountant.book import Book, Policy
 from accountant.canonical import from_canonical
 from service.operations import policies, readings, reports
 from service.operations.populations import new_version
-from tests.service.harness import Caller, Local
+from tests.service.harness import Caller, Local, fresh
 from tests.service.test_refuted_evidence import violated
 
 
@@ -140,7 +140,9 @@ def test_findings_that_a_version_denies_are_reasons(service: Local, population: 
 
 def test_a_link_to_a_version_asks_for_one_thing_and_changes_nothing_beside_it(service: Local, call: Caller) -> None:
     """To accept a status, or to lift what an audit blocks, leaves all other rules as strict as they were."""
-    name = call.population(count=10, epsilon=2.0)
+    name = f"a-{fresh()}"  # the page has the first of many populations, by name
+    call.ok("POST", "/v1/populations", {"name": name, "unit": "user", "budget": {"epsilon": 2.0, "delta": 1e-6}})
+    call.ok("POST", f"/v1/populations/{name}/datapoints", {"count": 10})
     strict = {"reason": "be strict", "accepts": ["proved"], "findings": {"warning": "deny", "note": "deny"}}
     call.ok("PUT", f"/v1/populations/{name}/policy", strict)
     listed = call.ok("GET", "/mechanisms/dp-agem-as-published.json")["populations"]
