@@ -297,9 +297,10 @@ class Filter:
     def reading(self, *, committed: Cost, held: Cost) -> Reading:
         """Spent, held and available of a datapoint with these sums."""
         spent, with_holds = self._meter_units(committed), self._meter_units(committed + held)
+        is_lost = with_holds == SATURATED and held != self.nothing  # between two infinities there is no rise to tell
         return Reading(
             spent=nats_up(spent),
-            held=nats_up(with_holds - spent) if with_holds < SATURATED else math.inf,
+            held=math.inf if is_lost else nats_up(with_holds - spent),
             available=nats_down(self.largest_pure(committed + held)),
             budget=self.epsilon,
         )
