@@ -37,6 +37,7 @@ from service.dashboard.drawing import (
     ticks,
     time_ticks,
 )  # fmt: skip
+from service.dashboard.words import bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,13 +55,14 @@ _ENDS: Final = 92.0  # of the width, for what is written where lines end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """On which terms every ε of a chart holds: with which δ, and for one what."""
+    """On which terms every ε of a chart holds: with which δ, for one what, and how sure what it rests on is."""
 
     delta: float
     unit: str
+    proof_status: str = "proved"
 
     def __str__(self) -> str:
-        return f"δ = {self.delta:g}, per {self.unit}"
+        return f"δ = {self.delta:g}, per {self.unit}, {bound(self.proof_status)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,7 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
         last = drawn[-1]
         said = (
             f"At the end, ε ≤ {raised(at_most(last.spent))} is spent and {raised(at_most(last.held))} held of a budget "
-            f"of {raised(last.budget)} ({terms}): upper bounds."
+            f"of {raised(last.budget)} ({terms})."
         )
         drawn, before = _since_the_first(drawn, max(until, last.at))
         said += before
@@ -386,9 +388,14 @@ def histogram(*, name: str, title: str, terms: Terms, bins: Sequence[Bin], budge
     if total:
         fullest = max(bins, key=lambda each: each.count)
         furthest = max(each.upper for each in bins if each.count)
+        most_of_all = (
+            f"nobody has more than {raised(max(furthest, 0.0))}"
+            if math.isfinite(furthest)
+            else "in the last bar are some for whom no finite ε holds"
+        )
         said = (
             f"{fullest.count:,} of {total:,} have between ε = {fullest.lower:.3g} and {raised(fullest.upper)} behind "
-            f"them, spent and held together; nobody has more than {raised(max(furthest, 0.0))} ({terms}, upper bounds)."
+            f"them, spent and held together; {most_of_all} ({terms})."
         )
         right = WIDTH - 10
         highest = max([budget, *(each.upper for each in bins if math.isfinite(each.upper))])
@@ -459,7 +466,7 @@ def bars(
         first = least[0]
         said = (
             f"Least is available in {fitting(first.label, width=400)}: {lowered(_available(first))} of a budget of "
-            f"ε = {raised(first.budget)} ({terms}). Spent and held are upper bounds; a whole bar is a whole budget."
+            f"ε = {raised(first.budget)} ({terms}). A whole bar is a whole budget."
         )
     if len(drawn) < len(ordered):
         which = f"The {len(drawn)} with least available" if order == "least" else f"The first {len(drawn)}"

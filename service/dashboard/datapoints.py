@@ -76,6 +76,8 @@ def _shown(
             **shown,
             "at": stamp(utc_now()),
             "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+            "proof_status": book.proof_status,
+            "promise": {"epsilon": book.promise.epsilon, "delta": book.promise.delta},
             "odds": Guarantee(
                 epsilon=book.promise.epsilon, delta=book.promise.delta, unit=book.unit, adjacency=book.adjacency,
                 proof_status=book.proof_status,
@@ -96,7 +98,7 @@ def _draw(data: Mapping[str, Any]) -> dict[str, Any]:
         return {"steps": None}
     now: datetime = over_time([data["history"][-1] | {"at": data["at"]}])[0].at
     title = f"Spent and held of {data['unit']} {data['ordinal']:,}, over time"
-    terms = charts.Terms(delta=data["budget"]["delta"], unit=data["unit"])
+    terms = charts.Terms(delta=data["budget"]["delta"], unit=data["unit"], proof_status=data["proof_status"])
     drawn = charts.step_chart(
         name="steps", title=title, terms=terms, readings=over_time(data["history"]), until=now
     )  # fmt: skip

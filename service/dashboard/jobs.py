@@ -61,8 +61,11 @@ def every(
 def one(job: JobId, parts: Service, actor: Reader) -> Data:
     """One job and its changes of status. Nothing in it was computed from data."""
     found = jobs_api.get(job, parts, actor)
+    with parts.books.read(found["population"]) as book:
+        status = book.proof_status
     return {
         **found,
+        "proof_status": status,
         "lines": jobs_api.logs(job, parts, actor)["lines"],
         "live": found["status"] in jobs.LIVE,
         "may_cancel": may(actor, jobs_api.cancel),

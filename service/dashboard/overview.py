@@ -17,7 +17,7 @@ from service.dashboard.pages import page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.dashboard.words import since
-from service.operations import readings, verifications
+from service.operations import readings, reports, verifications
 from service.operations.keys import Actor
 from service.operations.populations import is_made_up
 from service.store.writer import stamp
@@ -100,6 +100,8 @@ def glance(book: Book) -> dict[str, Any]:
         "standing": "exhausted" if available <= 0 else "low" if available < LOW * budget.epsilon else "inside",
         "over_policy": over,
         "promise_kept": kept,
+        "proof_status": book.proof_status,
+        "breaking": reports.breaking(book),
         "open_holds": sum(release.status == "held" for release in book.releases.values()),
         "flagged": flagged,
         "findings": list(found.values()),
@@ -180,6 +182,8 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     where = f"the population {seen[0]['name']}" if len(seen) == 1 else f"all {len(seen):,} populations"
     if reasons:
         answer, sentence = "no", f"Not for certain: {'; '.join(reasons)}."
+    elif doubts := _doubts(seen):
+        answer, sentence = "open", " ".join(doubts)
     else:
         answer = "yes"
         sentence = f"Yes. In {where}, everything released about each of {people:,} datapoints is within its promise."
@@ -207,6 +211,17 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     if frozen:
         beside.append(f"{_names(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen: nothing is released from there.")
     return {"answer": answer, "sentence": sentence, "beside": beside}
+
+
+def _doubts(seen: Sequence[dict[str, Any]]) -> list[str]:
+    """Why what was charged may be less than what was told, in the words of the report."""
+    doubts = []
+    if claimed := [each["name"] for each in seen if each["proof_status"] != "proved"]:
+        doubts.append(reports.unproved(f" in {_names(claimed)}"))
+    if broken := [each for each in seen if each["breaking"]]:
+        where = _names([each["name"] for each in broken])
+        doubts.append(reports.in_doubt(sum(each["breaking"] for each in broken), f" in {where}"))
+    return doubts
 
 
 def _how_sure(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any]], now: datetime) -> str:

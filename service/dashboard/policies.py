@@ -72,6 +72,7 @@ def _standing(book: Book) -> Data:
         "population": book.name,
         "unit": book.unit,
         "status": book.status,
+        "proof_status": book.proof_status,
         "promise": {"epsilon": book.promise.epsilon, "delta": book.promise.delta},
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
         "policy": populations.policy(book.policy),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +57,8 @@ def short(population: Population, _actor: Visitor) -> RedirectResponse:
 def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     now = datetime.fromisoformat(data["at"])
     budget, population = data["budget"], data["population"]
-    terms = charts.Terms(delta=budget["budget"]["delta"], unit=data["unit"])
+    status = data["promise"]["proof_status"]
+    terms = charts.Terms(delta=budget["budget"]["delta"], unit=data["unit"], proof_status=status)
     drawn: dict[str, Markup | None] = dict.fromkeys(("steps", "histogram", "tasks", "windows", "forecast"))
     if data["history"]:
         drawn["steps"] = charts.step_chart(
@@ -86,10 +88,10 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
 
 
 def _bins(budget: Mapping[str, Any]) -> list[charts.Bin]:
-    """The histogram; its last bin has everybody who is beyond, and ends where the worst-off is."""
+    """The histogram; its last bin has everybody who is beyond, and ends where the worst-off is, at infinity perhaps."""
     bins = [charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"]) for each in budget["histogram"]]
     worst = budget["worst_off"]
-    reached = sum(each for each in (worst["spent"], worst["held"]) if each is not None)
+    reached = sum(math.inf if each is None else each for each in (worst["spent"], worst["held"]))
     last = bins[-1]
     return [*bins[:-1], charts.Bin(lower=last.lower, upper=max(last.upper, reached), count=last.count)]
 
@@ -104,7 +106,7 @@ def _forecast_chart(data: Mapping[str, Any], now: datetime) -> Markup | None:
     return charts.forecast_chart(
         name="forecast",
         title=f"The first to have no room: {whose}{where}",
-        terms=charts.Terms(delta=first["delta"], unit=data["unit"]),
+        terms=charts.Terms(delta=first["delta"], unit=data["unit"], proof_status=data["promise"]["proof_status"]),
         readings=over_time(first["history"]),
         now=now,
         ahead=[
@@ -267,6 +269,7 @@ def tasks(
         return {
             "population": population,
             "unit": book.unit,
+            "proof_status": book.proof_status,
             "delta": book.policy.budget.delta,
             "tasks_in_all": len(book.tasks),
             **found,
@@ -296,6 +299,7 @@ def task(
         known = {
             "population": population,
             "unit": book.unit,
+            "proof_status": book.proof_status,
             "delta": book.policy.budget.delta,
             **shown,
             "entry": book.tasks[name].number,

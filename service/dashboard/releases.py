@@ -70,7 +70,7 @@ def listed(
             before=number_from(cursor),
             limit=PAGE,
         )
-        unit = book.unit
+        unit, proof_status = book.unit, book.proof_status
         counts: dict[str, int] = {}
         mechanisms: set[str] = set()
         findings: set[str] = set()
@@ -83,6 +83,7 @@ def listed(
     return {
         "population": population,
         "unit": unit,
+        "proof_status": proof_status,
         "filter": {"status": status, "kind": kind, "task": task, "mechanism": mechanism, "finding": finding},
         "counts": counts,
         "mechanisms": sorted(mechanisms),
@@ -140,6 +141,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
             "entry": known.number,
             "outcome": "admitted" if body["kind"] == "release.held" else "denied",
             "proof_status": statements.surety(book, body),
+            "proof_status_for_life": book.proof_status,
             "timeline": timeline,
             "names": _names(parts, actor, [body["actor"], *(each["actor"] for each in timeline)]),
             "leans_on": sorted(known.leans_on),

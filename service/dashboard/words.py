@@ -138,6 +138,15 @@ def expiring(text: str, now: datetime) -> str:
     return f"ran out {since(text, now)}, and is about to count as spent" if is_over else f"expires {since(text, now)}"
 
 
+def bound(proof_status: str) -> str:
+    """Which bound an ε of a life is, which is as sure as what it rests on.
+
+    >>> bound("proved"), bound("claimed")
+    ('upper bound', 'claimed, no bound')
+    """
+    return "upper bound" if proof_status == "proved" else f"{proof_status}, no bound"
+
+
 def titled(finding: str) -> str:
     """What a finding is called; one that this version does not know is its code."""
     rule = RULES.get(finding)
@@ -194,5 +203,5 @@ def code(text: object) -> Markup:
 FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
-    "who": who, "expiring": expiring, "titled": titled, "adjacent": adjacent,
+    "who": who, "expiring": expiring, "bound": bound, "titled": titled, "adjacent": adjacent,
 }  # fmt: skip

@@ -191,7 +191,7 @@ def shown(book: Book, ordinal: int, charges: Sequence[dict[str, Any]]) -> dict[s
         "erased": ordinal in book.erased,
         "epsilon": readings.shown(readings.reading(budget, history)),
         "delta": budget.delta,
-        "bound": "upper",
+        "bound": readings.bound(book),
         "tasks": [
             {
                 "name": task.name,
@@ -199,6 +199,7 @@ def shown(book: Book, ordinal: int, charges: Sequence[dict[str, Any]]) -> dict[s
                 "epsilon": None
                 if task.budget is None
                 else readings.shown(readings.reading(task.budget, history, ledger=task.name)),
+                "delta": None if task.budget is None else task.budget.delta,
             }
             for task in tasks
         ],

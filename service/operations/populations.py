@@ -93,7 +93,7 @@ def shown(book: Book) -> dict[str, Any]:
             "epsilon": promise.epsilon,
             "delta": promise.delta,
             "proof_status": guarantee.proof_status,
-            "bound": "upper" if guarantee.proof_status == "proved" else "none",
+            "bound": readings.bound(book),
             "text": in_words(guarantee),
             "meaning": guarantee.meaning(),
         },

@@ -38,6 +38,11 @@ def rounded(value: float) -> float | None:
     return float(rounded_up(value, digits=12)) if math.isfinite(value) else None
 
 
+def bound(book: Book) -> str:
+    """Which bound readings of a life are: none, where something that was accepted is not proved."""
+    return "upper" if book.proof_status == "proved" else "none"
+
+
 def misquoted(book: Book, document: Mapping[str, Any]) -> str | None:
     """How the readings that a decision recorded differ from those that the log leads to; asked right after its entry.
 
@@ -153,7 +158,7 @@ def _distribution(book: Book, windows: int, tasks: int | None) -> dict[str, Any]
     answer: dict[str, Any] = {
         "population": book.name,
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
-        "bound": "upper",
+        "bound": bound(book),
         "datapoints": total,
         "cohorts": len(cohorts),
         "note": (

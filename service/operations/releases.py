@@ -264,6 +264,7 @@ def decision_shown(
             "datapoints": reason.datapoints,
             "epsilon": finite(reason.epsilon),
             "budget": reason.budget.epsilon,
+            "delta": reason.budget.delta,
             "order": finite(reason.explanation.order),
             "over": finite(reason.explanation.over),
             "delta_over": max(0.0, reason.explanation.delta_over),
@@ -525,6 +526,7 @@ def detail(
 
     What stands against it, and what was looked at to find that, follows from its entries in the log.
     """
+    decision = body["decision"]
     charges = []
     for charge in body["charges"]:
         scope, _, _ = book.scope(charge["scope"])
@@ -541,11 +543,18 @@ def detail(
         "actor": body["actor"],
         "charges": charges,
         "declared": body["declared"],
-        "decision": body["decision"],
+        "decision": {**decision, "reasons": [_with_delta(book, each, decision) for each in decision["reasons"]]},
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
         "audit": looked_at(entries).to_json(),
         "policy": body["policy"],
     }
+
+
+def _with_delta(book: Book, reason: Mapping[str, Any], decision: Mapping[str, Any]) -> dict[str, Any]:
+    """A reason with the δ of the budget that had no room; entries of before do not say it, and tasks keep theirs."""
+    task = book.tasks.get(reason.get("task") or "")
+    own = None if task is None else task.budget
+    return {"delta": decision["epsilon"]["delta"] if own is None else own.delta, **reason}
 
 
 def members(book: Book, body: Mapping[str, Any]) -> list[dict[str, Any]]:

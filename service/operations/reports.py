@@ -1,9 +1,9 @@
 """Everything about a population for a period, or about one release, in one document that a regulator can read.
 
 It is read from the log: the book is replayed up to the start of the period, then up to its end. Asked again, the same
-period has the same report, apart from when it was made and from its certificates: those say what is known of a release
-today, so they change with an artifact that is attached, an audit that is made, or a violation that is found or lifted
-later. Nobody is named in it: counts, and never who was touched.
+period has the same report, apart from when it was made, from when the ledger was last verified, and from its
+certificates: those say what is known of a release today, so they change with an artifact that is attached, an audit
+that is made, or a violation that is found or lifted later. Nobody is named in it: counts, and never who was touched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from accountant.audit.standing import findings_in
 from accountant.book import Book
 from accountant.canonical import from_canonical
 from service.errors import NotFound, Problem
-from service.operations import readings
+from service.operations import readings, verifications
 from service.operations.certificates import CERTIFIED, shortened
 from service.operations.populations import is_made_up
 from service.operations.statements import odds_so_far
@@ -189,6 +189,8 @@ def of_population(
             book = Book.of(body)
         else:
             book.apply(body)
+        if book.chain.link.hash != digest:
+            raise Problem("conflict", f"Entry {number:,} of {population!r} is not what was written: verify its ledger.")
         if "policy" in document and isinstance(document["policy"], dict):
             policies = [*(policies if begun else []), _policy(document, number)]
         if not begun:
@@ -220,7 +222,7 @@ def of_population(
         "is_made_up": is_made_up(book),
         "release": None,
         "verdict": _verdict(book),
-        "summary": _summary(book, decisions, findings, entries),
+        "summary": _summary(book, decisions, findings, entries, ended),
         "actors": _actors(database, [*entries, *policies]),
         "unit": book.unit,
         "adjacency": book.adjacency,
@@ -229,6 +231,7 @@ def of_population(
         "to": last,
         "made_at": stamp(now),
         "head": {"number": book.number, "hash": book.chain.link.hash.hex()},
+        "verified": verifications.last(database, [book.name]).get(book.name),
         "promise": promise.to_json(),
         "meaning": promise.guarantee.meaning(),
         "bounds": _bounds(book),
@@ -265,6 +268,7 @@ def of_release(
     decided = [_decision(documents[0][2], documents[0][0]) | {"became": known.status}]
     entries = [_entry(book, number, digest, document) for number, digest, document in documents]
     findings = [each for number, _, document in documents for each in _findings(number, document)]
+    ended = [release] if known.status in CERTIFIED else []
     policies = _policies(database, book.name, documents[0][2]["policy"], documents[-1][0])
     return {
         "title": f"Report on release {release}",
@@ -272,7 +276,7 @@ def of_release(
         "population": book.name,
         "is_made_up": is_made_up(book),
         "verdict": {"answer": known.status, "text": f"{entries[-1]['text']}"},
-        "summary": _summary(book, decided, findings, entries),
+        "summary": _summary(book, decided, findings, entries, ended),
         "actors": _actors(database, [*entries, *policies]),
         "odds": promise.guarantee.odds(),
         "odds_so_far": None,
@@ -284,6 +288,7 @@ def of_release(
         "to": stamp(now),
         "made_at": stamp(now),
         "head": {"number": book.number, "hash": book.chain.link.hash.hex()},
+        "verified": verifications.last(database, [book.name]).get(book.name),
         "promise": promise.to_json(),
         "meaning": promise.guarantee.meaning(),
         "bounds": _bounds(book),
@@ -298,7 +303,7 @@ def of_release(
             for each in book.audits.values()
             if each.stage == "concluded" and each.mechanism == known.mechanism
         ],
-        **_certificates([release] if known.status in CERTIFIED else [], certify),
+        **_certificates(ended, certify),
         "checkpoints": [],
         "checkpoints_in_all": 0,
         "method": [sentence.format(unit=book.unit) for sentence in METHOD],
@@ -332,7 +337,9 @@ def _verdict(book: Book) -> dict[str, Any]:
     if not kept:
         return {"answer": "no", "text": "No: more was charged to somebody than was promised."}
     if book.proof_status != "proved":
-        return {"answer": "open", "text": f"What was charged is within the promise, but it is no bound. {UNPROVED}"}
+        return {"answer": "open", "text": unproved()}
+    if broken := breaking(book):
+        return {"answer": "open", "text": in_doubt(broken)}
     return {
         "answer": "yes",
         "text": (
@@ -342,13 +349,33 @@ def _verdict(book: Book) -> dict[str, Any]:
     }
 
 
+def unproved(where: str = "") -> str:
+    """What is said of lives that are within their promise by the word of a mechanism that is not proved."""
+    return f"What was charged{where} is within the promise, but it is no bound. {UNPROVED}"
+
+
+def in_doubt(releases: int, where: str = "") -> str:
+    """What is said of lives that are within their promise if nothing is wrong with what left."""
+    which = "1 release that left breaks" if releases == 1 else f"{releases:,} releases that left break"
+    return f"What was charged{where} is within the promise, but {which} a rule on which it rests: see the findings."
+
+
+def breaking(book: Book) -> int:
+    """How many releases left although, or before, an error was found against them."""
+    return sum(
+        release.status in CERTIFIED and any(severity == "error" for _, severity in release.findings)
+        for release in book.releases.values()
+    )
+
+
 def _summary(
     book: Book,
     decisions: Sequence[Mapping[str, Any]],
     findings: Sequence[Mapping[str, Any]],
     entries: Sequence[Mapping[str, Any]],
+    ended: Sequence[str],
 ) -> dict[str, Any]:
-    """How many of each: what became of proposals, why they were refused, what was found, what else happened."""
+    """How many of each: what became of proposals, why they were refused, what was opened and found, what else was."""
     became = Counter[str](book.releases[each["release"]].status for each in decisions)
     reasons = Counter(code for each in decisions for code in {reason["code"] for reason in each["reasons"]})
     found: dict[str, set[str]] = {}
@@ -356,12 +383,15 @@ def _summary(
         found.setdefault(each["code"], set()).add(str(each["release"]))
     severities = {each["code"]: each["severity"] for each in findings}
     kinds = Counter(each["kind"] for each in entries)
+    left = [book.releases[each].standing for each in ended]
     return {
         "proposed": len(decisions),
         "outcomes": [{"status": name, "text": words, "releases": became[name]} for name, words in _BECAME],
         "refused_for": [
             {"code": code, "text": _reason(code), "releases": count} for code, count in reasons.most_common()
         ],
+        "left": len(left),
+        "opened": sum(each.artifact is not None and each.artifact in each.opened for each in left),
         "findings": [
             {
                 "code": code,

@@ -81,7 +81,7 @@ def is_print_of(page: bytes, template: str, document: Mapping[str, Any]) -> bool
         expected = html(template, document)
     except Exception:  # noqa: BLE001 - whatever cannot be printed was not
         return False
-    # The tag stays where it is, empty: what is inside it is hidden, so a second one or one elsewhere would hide something.
+    # The tag stays where it is, empty. What is inside is hidden: a second one, or one elsewhere, would hide more.
     return _CARRIED.sub(_EMPTY, expected) == _CARRIED.sub(_EMPTY, page)
 
 

@@ -200,7 +200,7 @@ def test_a_forecast_climbs_in_steps_to_the_refusal_and_says_which_it_is() -> Non
     )  # fmt: skip
     about = str(parsed(made).findtext("figcaption/span"))
     assert "dp-sgd on spring, number 5, is refused on 15 Jan 2026: it would bring them to 2.1." in about
-    assert "ε ≤ 1 is spent and held of a budget of 2 (δ = 1e-06, per user)" in about
+    assert "ε ≤ 1 is spent and held of a budget of 2 (δ = 1e-06, per user, upper bound)" in about
     assert "no bound" in about
     line = next(each for each in svg(made).iter("path") if each.attrib["class"] == "chart-forecast")
     heights = [float(y) for _, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", line.attrib["d"])]

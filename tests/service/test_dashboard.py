@@ -304,6 +304,37 @@ def test_the_json_of_a_page_is_what_rest_says_and_looking_changes_nothing(
     assert checksums(service.parts) == before
 
 
+def test_the_budget_of_a_task_is_told_with_its_own_delta(call: Caller) -> None:
+    name = call.population(count=20, epsilon=2.0, delta=1e-6)
+    own = {"name": "t", "members": {"ranges": [[0, 20]]}, "budget": {"epsilon": 0.5, "delta": 3e-8}}
+    call.ok("POST", f"/v1/populations/{name}/tasks", own)
+    held = call.propose(name, ({"task": "t"}, {"kind": "pure_dp", "epsilon": 0.4}))
+    denied = call.propose(name, ({"task": "t"}, {"kind": "pure_dp", "epsilon": 0.4}))
+    assert held["status"] == "held"
+    [reason] = denied["decision"]["reasons"]
+    assert (reason["code"], reason["delta"]) == ("task_budget.exceeded", 3e-8)
+    person = call("GET", f"/populations/{name}/datapoint?ordinal=3").text
+    assert re.search(r"In the own budget of t: .*δ = 3e-08", person)
+    assert "Alone is at the δ of what is promised for life, 1e-06." in person
+    assert [each["delta"] for each in call.ok("GET", f"/v1/populations/{name}/datapoints/3")["tasks"]] == [3e-8]
+    page = call("GET", f"/releases/{denied['id']}").text
+    assert re.search(r"the own budget of their task is 0.5 <span class=\"beside\">\(δ = 3e-08", page)
+    assert re.search(r"the own budget of a task of 0.5 <span class=\"beside\">\(δ = 3e-08", page)
+
+
+def test_whoever_has_no_finite_epsilon_is_not_shown_within_the_budget(call: Caller) -> None:
+    """A policy that lowers δ leaves no ε, however large, to those whose approximate parts are over it already."""
+    name = call.population(count=20, epsilon=1.0, delta=1e-6)
+    spent = call.propose(name, ({"ranges": [[0, 15]]}, {"kind": "approx_dp", "epsilon": 0.1, "delta": 4e-7}))
+    call.ok("POST", f"/v1/releases/{spent['id']}/commit", {})
+    call.ok("PUT", f"/v1/populations/{name}/policy", {"reason": "more caution", "delta": 1e-8})
+    assert call.reading(name, 3) == {"spent": None, "held": 0.0, "available": 0.0, "budget": 1.0}
+    page = call("GET", f"/populations/{name}/budget").text
+    assert "15 of 20 have between ε = 0.95 and ∞ behind them" in page
+    assert "in the last bar are some for whom no finite ε holds (δ = 1e-08" in page
+    assert "nobody has more than" not in page
+
+
 def test_bad_requests_are_pages_in_the_words_of_problems(service: Local, visitor: Visitor, population: str) -> None:
     visitor.sign_in(key_of(service, "officer")["secret"])
     for path, status, words in (

@@ -92,3 +92,39 @@ def test_a_young_installation_is_healthy_and_one_that_never_signs_is_not(
     assert "No checkpoint has been signed yet, 6 hours after" in late["text"]
     checkpoint(alone.parts)
     assert check()["ok"]
+
+
+def test_what_is_not_proved_or_breaks_a_rule_is_no_yes() -> None:
+    """The overview says what the signed report says, and no ε of such a life is called a bound."""
+    with local() as doubtful:
+        call = doubtful.call
+        assert seen(doubtful)["answer"] == "none"
+        name = call.population(count=20, accepts=["proved", "claimed"])
+        call.ok("POST", f"/v1/populations/{name}/tasks", {"name": "t", "members": {"ranges": [[0, 20]]}})
+        release = call.propose(name, ({"task": "t"}, {"kind": "pure_dp", "epsilon": 0.1}))["id"]
+        said = seen(doubtful)
+        verdict = call.ok("GET", f"/v1/populations/{name}/report")["report"]["verdict"]
+        assert said["answer"] == verdict["answer"] == "open"
+        assert verdict["text"].replace("What was charged", f"What was charged in {name}") in said["sentence"]
+        for path in (
+            "/overview", f"/populations/{name}/budget", f"/populations/{name}/tasks",
+            f"/populations/{name}/task?name=t", f"/populations/{name}/datapoint?ordinal=3",
+            f"/populations/{name}/releases", f"/releases/{release}",
+        ):  # fmt: skip
+            page = call("GET", path).text.replace("Every ε here is an upper bound", "")
+            assert "claimed, no bound" in page, path
+            assert "upper bound" not in page, path
+        assert call.ok("GET", f"/v1/populations/{name}/budget")["bound"] == "none"
+        assert call.ok("GET", f"/v1/populations/{name}/datapoints/3")["bound"] == "none"
+    with local() as doubtful:
+        call = doubtful.call
+        name = call.population(count=20, findings={"error": "allow"})
+        charges = ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.1})
+        release = call.propose(name, charges, label_space={"source": "data"})["id"]
+        assert seen(doubtful)["answer"] == "yes"  # nothing has left
+        call.ok("POST", f"/v1/releases/{release}/commit", {})
+        said = seen(doubtful)
+        verdict = call.ok("GET", f"/v1/populations/{name}/report")["report"]["verdict"]
+        assert said["answer"] == verdict["answer"] == "open"
+        assert "but 1 release that left breaks a rule on which it rests" in said["sentence"]
+        assert "but 1 release that left breaks a rule on which it rests" in verdict["text"]

@@ -22,6 +22,7 @@ from service.signing import is_signed
 from service.store.writer import stamp
 from service.sweeper import checkpoint, sweep
 from tests.service.fixtures_behaviour import House, pure, until
+from tests.service.test_evidence import changed_body, tampered
 from tests.service.test_statements import well_made
 
 pytest_plugins = ("tests.service.fixtures_behaviour",)
@@ -138,6 +139,35 @@ def test_the_certificates_are_those_that_the_service_gives(house: House, story: 
         content = house.auditor.ask("GET", f"/v1/releases/{each['release']}/certificate", status=200).content
         assert sha256(content).hexdigest() == each["sha256"]
         assert each["epsilon_upper"] > 0
+
+
+def test_how_many_nobody_opened_is_counted_over_all_that_left(
+    house: House, story: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates are those of the newest hundred; what the report says of files is said of all."""
+    monkeypatch.setattr(reports, "MOST_CERTIFICATES", 1)
+    said = report(house, story["name"])["report"]
+    assert (len(said["certificates"]), said["certificates_in_all"]) == (1, 3)
+    assert (said["summary"]["left"], said["summary"]["opened"]) == (3, 0)
+    page = house.auditor.ask("GET", f"/v1/populations/{story['name']}/report", params={"format": "html"})
+    text = " ".join(well_made(page.text).text.split())
+    assert "Of 3 that left, nobody opened what was released in 3" in text
+    assert "told of the newest 1 of 3 that left" in text
+    assert "alone is the ε of its own certificate, at the δ of the promise, 1e-06" in text
+
+
+def test_no_report_is_signed_on_a_ledger_that_was_changed(house: House) -> None:
+    name = house.population(5)
+    changed = changed_body(house, name, "datapoints.registered", count=6)
+    with tampered(house, changed, tables=("entry",)):
+        refused = house.auditor.get(f"/v1/populations/{name}/report", status=409)
+        assert "Entry 2" in refused["detail"]
+    assert report(house, name)["report"]["verified"] is None
+    house.auditor.post(f"/v1/populations/{name}/ledger/verify")
+    verified = report(house, name)["report"]["verified"]
+    assert (verified["ok"], verified["entries"]) == (True, 2)
+    page = house.auditor.ask("GET", f"/v1/populations/{name}/report", params={"format": "html"})
+    assert "and verified, on" in well_made(page.text).text
 
 
 def test_it_names_nobody(house: House, story: dict[str, Any]) -> None:
