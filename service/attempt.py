@@ -43,7 +43,7 @@ from trainers.noise import Noise
 from trainers.ports import Run
 
 _REPORT_SECONDS: Final = 0.1
-_KEYS_AT_ONCE: Final = 5_000
+_KEYS_AT_ONCE: Final = 1_000  # of 1,000 signs each, and each sign in up to 12 bytes: within the longest line
 _ORPHANED: Final = 75
 #: How torch says it where it raises no exception of its own: its allocator, C++ (for small pieces), cuBLAS.
 _OUT_OF_MEMORY: Final = re.compile("can't allocate memory|bad_alloc|out of memory|ALLOC_FAILED")

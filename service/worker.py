@@ -247,7 +247,7 @@ class Worker:
                 for charge, asked in zip(releases.members(book, body), body["charges"], strict=True)
             ]
             promise = {"epsilon": book.promise.epsilon, "delta": book.promise.delta}
-            own = [str(rule["uri"]) for rule in book.policy.data]
+            own = [dict(rule) for rule in book.policy.data]
             unit, adjacency, size = book.unit, book.adjacency, book.size
         with parts.database.transaction() as connection:
             others = jobs.rules_of_others(connection, begun.population)

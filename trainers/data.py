@@ -13,7 +13,7 @@ import posixpath
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -25,7 +25,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from trainers import columns, parquet
-from trainers.catalog.data_documents import LOCAL, belongs_to_others, data_document
+from trainers.catalog.data_documents import (
+    KNOWN_SHARE,
+    LOCAL,
+    MAX_KEY,
+    belongs_to_others,
+    contradicted,
+    data_document,
+)
 from trainers.catalog.label_spaces import MAX_NAME
 from trainers.columns import Code, Columns, DataProblem, Taken
 from trainers.ports import Rows
@@ -139,7 +146,7 @@ class Data:
         if by_key:  # whose faults are not the file's
             ordinals = _looked_up([str(key) for key in keys], ordinals_of)
             known = ordinals >= 0
-            if len(np.unique(ordinals[known])) < document["known_share"] * len(set(keys)):
+            if len(np.unique(ordinals[known])) < KNOWN_SHARE * len(set(keys)):
                 raise DataProblem("data.mismatch")
             ordinals, places = ordinals[known], places[known]
         else:
@@ -161,23 +168,28 @@ def open_data(
     allowed: Sequence[str],
     ordinals_of: OrdinalsOf,
     size: int,
-    own: Sequence[str] = (),
+    own: Sequence[Mapping[str, Any]] = (),
     others: Sequence[str] = (),
 ) -> Data:
     """The data that a document names, within the `allowed` URI prefixes; `ordinals_of` gives −1 for a key nobody has.
 
-    `size` is how many datapoints the population has. `own` and `others` are the addresses for which its policy, and
-    those of other populations, say whose rows are: what belongs to others is not read, whatever link leads there.
+    `size` is how many datapoints the population has. `own` are the rules by which its policy says whose rows are, and
+    `others` the addresses of which those of other populations say it: what belongs to others is not read, and nothing
+    is otherwise than a rule says, whatever link leads there.
 
     A document that is malformed is `InvalidInput`, which says how; all else is a `DataProblem`.
     """
     checked = data_document(document)
     with _codes_only():
-        mine, theirs = ([place for uri in rules for place in _place(uri)] for rules in (own, others))
+        rules = [{**rule, "uri": place} for rule in own for place in _place(rule["uri"])]
+        mine, theirs = [rule["uri"] for rule in rules], [place for uri in others for place in _place(uri)]
 
         def locate(uri: str) -> tuple[bool, str]:
             local, target = _located(uri, allowed)
-            if belongs_to_others(target, own=mine, others=theirs):
+            if not uri.endswith("/") and (  # of a folder the arrays in it count
+                belongs_to_others(target, own=mine, others=theirs)
+                or (own and contradicted(rules, checked, target) is not None)
+            ):
                 raise DataProblem("data.unknown")
             return local, target
 
@@ -209,7 +221,7 @@ def _opened(document: dict[str, Any], locate: Callable[[str], tuple[bool, str]])
         return columns.Archive(open_file)
     if suffix == ".safetensors":
         return columns.safetensors(open_file, path, size)
-    return parquet.Table(open_file)
+    return parquet.Table(open_file, keys=document["unit"])
 
 
 def _place(uri: str) -> list[str]:
@@ -280,6 +292,7 @@ def _array(scope: BitMap) -> NDArray[np.int64]:
 
 
 def _looked_up(keys: Sequence[str], ordinals_of: OrdinalsOf) -> NDArray[np.int64]:
+    keys = [key if len(key) <= MAX_KEY else "" for key in keys]  # nobody has one that is longer, or none
     parts = [
         np.asarray(ordinals_of(keys[start : start + _KEYS_AT_ONCE]), dtype=np.int64)
         for start in range(0, len(keys), _KEYS_AT_ONCE)

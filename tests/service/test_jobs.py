@@ -148,6 +148,7 @@ RULES = [
     {"uri": "/clinic/", "address": "key", "unit": "patient", "rows_per_unit": 4},
     {"uri": "/clinic/rows/", "address": "row", "first": 7},
     {"uri": "/clinic/one.npz", "address": "ordinal", "unit": "number"},
+    {"uri": "file:///clinic//rows/arrays/./y.npy", "address": "row", "first": 9},
 ]
 
 
@@ -165,6 +166,13 @@ RULES = [
         ({"uri": "/clinic/rows/a.npz", "address": "key", "unit": "patient"}, "address 'row'"),
         ({"uri": "/clinic/one.npz.npz", "address": "ordinal", "unit": "number"}, "address 'key'"),
         ({"uri": "/clinic/rows/../a.npz", "first": 7}, "no rule"),
+        ({"uri": "/clinic/./one.npz", "address": "key", "unit": "patient"}, "address 'ordinal'"),
+        ({"uri": "/clinic//one.npz", "address": "key", "unit": "patient"}, "address 'ordinal'"),
+        ({"uri": "file:///clinic/one.npz", "address": "key", "unit": "patient"}, "address 'ordinal'"),
+        ({"uri": "/clinic/rows//a.npz", "first": 7}, ""),
+        ({"uri": "/clinic/rows/", "first": 7}, ""),
+        ({"uri": "/clinic/rows/arrays/", "first": 7}, "first 9"),
+        ({"uri": "/clinic/rows/arrays/", "first": 9}, "first 7"),  # of its other array
         ({"uri": "/other/a.npz", "address": "key", "unit": "patient"}, "no rule"),
     ],
 )

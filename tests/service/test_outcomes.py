@@ -123,3 +123,27 @@ def test_a_column_of_another_type_is_refused_whoever_has_a_row(column: str, tmp_
     ]
     assert ends[0] == ends[1]
     assert ends[0][0] == ("" if column == "x" else "data.shape")
+
+
+#: Rows of a table that are asked for: nobody's, others', one of which is the odd one, that one alone, and everybody's.
+ASKED: Final = (range(16, 24), range(4), range(8, 12), range(9, 10), range(16))
+
+
+@pytest.mark.parametrize("name", ["cosine-classifier", "label-release"])
+@pytest.mark.parametrize("odd", ["a label that is no text", "a damaged page"])
+def test_one_odd_row_of_a_table_ends_nothing_of_its_own(odd: str, name: str, tmp_path: Path) -> None:
+    """A job that fails costs nothing: could it fail by who is asked for, anybody could ask for one after another."""
+    spelled = [b"\xff" if odd == "a label that is no text" and place == 9 else b"0" for place in range(16)]
+    labels = pa.Array.from_buffers(pa.string(), 16, pa.array(spelled).buffers())
+    features = pa.array(np.ones((16, SIZE)).tolist(), pa.list_(pa.float64(), SIZE))
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": features, "y": labels, "whose": pa.array(range(16))}), path, row_group_size=2)
+    if odd == "a damaged page":
+        column = pq.ParquetFile(path).metadata.row_group(9 // 2).column(1)
+        broken = bytearray(path.read_bytes())
+        broken[column.data_page_offset : column.data_page_offset + 4] = b"\xff" * 4
+        path.write_bytes(broken)
+    data = {"uri": str(path), "x": "x", "y": "y", "address": "ordinal", "unit": "whose"}
+    ends = [outcome(name, data, tmp_path / str(number), place=scope) for number, scope in enumerate(ASKED)]
+    assert all(end == ends[0] for end in ends), ends
+    assert ends[0][0] in ({"data.shape", "data.missing"} if odd == "a damaged page" else {""})

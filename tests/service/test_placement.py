@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
 import signal
 import sys
@@ -18,10 +20,12 @@ from pyroaring import BitMap
 
 from accountant.book import bitmap_to
 from accountant.events import event_to_json
+from service import attempt as attempt_module
 from service import placement as placement_module
 from service.placement import Attempt, ChildProcess, Forked, Outcome
 from trainers.artifacts import MODEL
 from trainers.catalog import mechanism
+from trainers.catalog.data_documents import MAX_KEY
 
 
 def test_a_child_knows_nothing_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +46,22 @@ def test_a_child_knows_nothing_of_the_ledger(monkeypatch: pytest.MonkeyPatch) ->
     assert not set(secret) & set(found)
     assert "secret" not in found.values()
     assert {name: found[name] for name in kept} == kept
+
+
+def test_the_longest_keys_are_asked_for_in_lines_that_are_read() -> None:
+    """Every line that an attempt writes must be one that its worker reads, or long keys are the end of it."""
+    keys = ["\N{GRINNING FACE}" * MAX_KEY] * 5_001
+    written, answers = io.BytesIO(), io.BytesIO()
+
+    class Answering(attempt_module.Line):
+        def __init__(self) -> None:
+            self._answers, self._reports = answers, written
+
+        def told(self) -> Any:
+            return [7] * len(json.loads(written.getvalue().splitlines()[-1])["keys"])
+
+    assert Answering().ordinals_of(keys).tolist() == [7] * len(keys)
+    assert max(map(len, written.getvalue().splitlines())) < placement_module._MOST_LINE
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from pyroaring import BitMap
 from safetensors.numpy import save_file
 
 from accountant.errors import InvalidInput
-from trainers.catalog.data_documents import data_document, data_schema
+from service.operations import datapoints
+from trainers.catalog.data_documents import MAX_KEY, data_document, data_schema
 from trainers.data import DataProblem, open_data
 from trainers.ports import Rows
 
@@ -34,6 +35,7 @@ Document = dict[str, Any]
 X = np.arange(40, dtype=np.float32).reshape(10, 4)
 Y = np.arange(10) % 3
 KEYS = np.array([f"k{place}" for place in range(10)])
+BY_PLACE: Document = {"address": "row", "first": 0, "unit": "", "rows_per_unit": 1}  # what rules say besides where
 
 
 def by_number(keys: Sequence[str]) -> NDArray[np.int64]:
@@ -222,6 +224,13 @@ def test_labels_that_are_none_make_their_rows_null(tmp_path: Path) -> None:
     assert rows(tmp_path, {"uri": "r.npz"}).y.tolist() == ["ü", "c", "1", "2", "3", "4"]
     np.savez(tmp_path / "b.npz", x=X, y=np.array([b"a", b"\xff"] * 5))
     assert set(rows(tmp_path, {"uri": "b.npz"}).y.tolist()) == {"a", "\ufffd"}
+    words = [b"a", b"\xff", b"", "ü".encode(), b"b" * 201, "ü".encode() * 200, None, b"c", b"c", b"d\xc3"]
+    for kind in (pa.string(), pa.large_string()):
+        spelled = pa.array(words, pa.large_binary() if kind == pa.large_string() else pa.binary())
+        told = pa.Array.from_buffers(kind, 10, spelled.buffers(), spelled.null_count)  # whose bytes nobody looks at
+        for column in (told, told.dictionary_encode()):
+            pq.write_table(pa.table({"x": pa.array(X.tolist()), "y": column}), tmp_path / "p.parquet")
+            assert rows(tmp_path, {"uri": "p.parquet"}).y.tolist() == ["a", "ü", "ü" * 200, "c", "c"]
     np.savez(tmp_path / "o.npz", x=X, y=np.arange(10).astype(">i2"))
     assert rows(tmp_path, {"uri": "o.npz"}).y.tolist() == [*range(10)]
 
@@ -274,20 +283,34 @@ def test_a_file_of_other_people_is_refused_as_a_whole(scope: Sequence[int], tmp_
     np.savez(tmp_path / "a.npz", x=X, y=Y, unit=np.full(10, 2**64 - 1, dtype=np.uint64))
     assert code(tmp_path, by_ordinal, size=10, **asked) == "data.mismatch"
     by_key = {"uri": "k.npz", "address": "key", "unit": "unit", "rows_per_unit": 10}
-    for strangers, share, stops in (
-        (5, None, False), (6, None, True), (9, 0.1, False), (1, 0.95, True), (10, 0.01, True),
-    ):  # fmt: skip
+    for strangers, stops in ((0, False), (5, False), (6, True), (10, True)):
         keys = np.where(np.arange(10) < 10 - strangers, KEYS, [f"stranger {place}" for place in range(10)])
         np.savez(tmp_path / "k.npz", x=X, y=Y, unit=keys)
-        document = by_key if share is None else by_key | {"known_share": share}
         if stops:
-            assert code(tmp_path, document, **asked) == "data.mismatch"
+            assert code(tmp_path, by_key, **asked) == "data.mismatch"
         else:
-            rows(tmp_path, document, **asked)
+            rows(tmp_path, by_key, **asked)
     # Keys count, and not rows: one known person with nine rows is one of two.
     np.savez(tmp_path / "k.npz", x=X, y=Y, unit=np.where(np.arange(10) < 9, "k3", "stranger"))
     rows(tmp_path, by_key, **asked)
-    assert code(tmp_path, by_key | {"known_share": 0.6}, **asked) == "data.mismatch"
+
+
+def test_long_keys_are_found_and_longer_ones_are_not_asked_for(tmp_path: Path) -> None:
+    """A key may be longer than a label, and the whole of it counts; what can be nobody's goes to nobody."""
+    assert MAX_KEY == datapoints.MAX_KEY
+    keys = [f"k{place:0999}" for place in range(8)] + ["k" + "0" * 1_000 + "8", "k9"]
+    np.savez(tmp_path / "a.npz", x=X, y=Y, unit=np.array(keys))
+    pq.write_table(pa.table({"x": pa.array(X.tolist()), "y": Y, "unit": keys}), tmp_path / "a.parquet")
+    asked: list[str] = []
+
+    def heard(keys: Sequence[str]) -> NDArray[np.int64]:
+        asked.extend(keys)
+        return by_number(keys)
+
+    for name in ("a.npz", "a.parquet"):
+        found = rows(tmp_path, {"uri": name, "address": "key", "unit": "unit"}, ordinals_of=heard)
+        assert found.unit.tolist() == [*range(8), 9]
+    assert max(map(len, asked)) == MAX_KEY
 
 
 def test_a_failing_lookup_is_not_the_files_fault(tmp_path: Path) -> None:
@@ -310,8 +333,7 @@ def test_a_failing_lookup_is_not_the_files_fault(tmp_path: Path) -> None:
         ({"uri": "a.npz", "x": "x", "address": "row", "rows_per_unit": 2}, "data.rows_per_unit"),
         ({"uri": "a.npz", "x": "x", "address": "key", "unit": "u", "first": 3}, "data.first"),
         ({"uri": "a.npz", "x": "x", "rows_per_unit": 0}, "data.rows_per_unit"),
-        ({"uri": "a.npz", "x": "x", "known_share": 0.5}, "data.known_share"),
-        ({"uri": "a.npz", "x": "x", "address": "key", "unit": "u", "known_share": 0}, "data.known_share"),
+        ({"uri": "a.npz", "x": "x", "address": "key", "unit": "u", "known_share": 0.5}, "data.known_share"),
         ({"uri": "a.npz", "x": "x", "scale": float("nan")}, "data.scale"),
         ({"uri": "a.npz", "x": "x", "password": "?"}, "data.password"),
         ({"uri": "a.npz", "x": 3}, "data.x"),
@@ -347,7 +369,8 @@ def test_what_other_populations_claim_is_not_read_by_any_link(tmp_path: Path) ->
     (tmp_path / "ours" / "link.npz").symlink_to(tmp_path / "theirs" / "a.npz")
 
     def opened(uri: str, *, own: Sequence[str] = (), others: Sequence[str] = ("theirs/",)) -> bool:
-        mine, theirs = ([f"{tmp_path}/{each}" for each in rules] for rules in (own, others))
+        mine = [BY_PLACE | {"uri": f"{tmp_path}/{each}"} for each in own]
+        theirs = [f"{tmp_path}/{each}" for each in others]
         document = {"uri": f"{tmp_path}/{uri}", "x": "x"}
         try:
             open_data(document, allowed=[str(tmp_path)], ordinals_of=by_number, size=10, own=mine, others=theirs)
@@ -365,6 +388,60 @@ def test_what_other_populations_claim_is_not_read_by_any_link(tmp_path: Path) ->
     assert opened("theirs/a.npz", own=["link/"])
     assert not opened("theirs/shared/a.npz", own=["theirs/"], others=["theirs/shared/a.npz"])
     assert opened("ours/a.npz", others=["no address", "s3://a?b"])
+
+
+@pytest.mark.parametrize(
+    ("uri", "address", "agrees"),
+    [
+        ("clinic/visits.npz", "ordinal", True),
+        ("clinic/visits.npz", "row", False),
+        ("clinic/./visits.npz", "row", False),
+        ("clinic//visits.npz", "row", False),
+        ("clinic/../clinic/visits.npz", "row", False),
+        ("clinic/other.npz", "row", True),
+        ("clinic/link.npz", "row", False),  # of the visits
+        ("clinic/link.npz", "ordinal", True),
+        ("link/visits.npz", "row", False),
+        ("clinic/out.npz", "row", False),  # to a place that no rule covers
+        ("clinic/arrays/", "row", False),  # one of its arrays has a rule of its own
+        ("clinic/arrays/", "ordinal", False),
+        ("clinic/arrays/plain/", "row", True),
+    ],
+)
+def test_a_rule_is_about_the_place_and_not_its_spelling(uri: str, address: str, agrees: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    """The closest rule decides of every file that is read, however it is written and whatever link leads there."""
+    for folder in ("clinic/arrays/plain", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("clinic/visits.npz", "clinic/other.npz", "elsewhere/a.npz"):
+        np.savez(tmp_path / name, x=X, y=Y, unit=np.arange(10))
+    for folder in ("clinic/arrays", "clinic/arrays/plain"):
+        for name, array in (("x", X), ("y", Y), ("unit", np.arange(10))):
+            np.save(tmp_path / folder / f"{name}.npy", array)
+    (tmp_path / "clinic" / "link.npz").symlink_to(tmp_path / "clinic" / "visits.npz")
+    (tmp_path / "clinic" / "out.npz").symlink_to(tmp_path / "elsewhere" / "a.npz")
+    (tmp_path / "link").symlink_to(tmp_path / "clinic")
+    by_ordinal = BY_PLACE | {"address": "ordinal", "unit": "unit"}
+    rules = [
+        BY_PLACE | {"uri": f"{tmp_path}/clinic/"},
+        by_ordinal | {"uri": f"{tmp_path}//link/./visits.npz"},
+        by_ordinal | {"uri": f"{tmp_path}/clinic/arrays/y.npy"},
+    ]
+    more = {"unit": "unit"} if address == "ordinal" else {}
+    document = data_document({"uri": f"{tmp_path}/{uri}", "x": "x", "y": "y", "address": address, **more})
+    asked: Document = {"allowed": [str(tmp_path)], "ordinals_of": by_number, "size": 10, "own": rules}
+    if agrees:
+        assert len(open_data(document, **asked).rows(proposed=BitMap(range(10)), admitted=BitMap(range(10)))) == 10
+    else:
+        with pytest.raises(DataProblem, match=r"data\.unknown"):
+            open_data(document, **asked)
+
+
+def test_rules_that_lead_nowhere_let_nothing_through(tmp_path: Path) -> None:
+    write(tmp_path)
+    document = {"uri": f"{tmp_path}/a.npz", "x": "x", "y": "y"}
+    own = [BY_PLACE | {"uri": "no address"}]
+    with pytest.raises(DataProblem, match=r"data\.unknown"):
+        open_data(document, allowed=[str(tmp_path)], ordinals_of=by_number, size=10, own=own)
 
 
 def test_only_allowed_places_are_read(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from accountant.errors import InvalidInput
 from trainers.catalog.parameters import Bounds, Parameter, object_schema, read
 
 MAX_ROWS_PER_UNIT: Final = 10_000
+MAX_KEY: Final = 1_000  # signs of a datapoint's key, as the service takes them
+KNOWN_SHARE: Final = 0.5  # of the keys of a file, that the population must have; else it is another one's file
 LOCAL: Final = ("", "file", "local")  # schemes of paths on the worker's own machine
 _TEXT: Final = Bounds(minimum=1, maximum=4096)
 
@@ -59,14 +61,6 @@ DATA: Final[tuple[Parameter, ...]] = (
         default="",
     ),
     Parameter(
-        name="known_share",
-        kind="number",
-        description="share of the keys of the whole file that the population must have; else it is another one's file",
-        bounds=Bounds(exclusive_minimum=0, maximum=1),
-        default=0.5,
-        when=("address", "key"),
-    ),
-    Parameter(
         name="rows_per_unit",
         kind="integer",
         description="how many rows of one datapoint are used at most: the first in the file",
@@ -86,6 +80,9 @@ def data_document(document: object) -> dict[str, Any]:
     """
     if isinstance(document, Mapping) and isinstance(document.get("x"), str):
         document = {**document, "x": [document["x"]]}
+    if isinstance(document, Mapping) and "known_share" in document:  # who could choose it could count by it
+        expected = f"nothing: it is {KNOWN_SHARE:g} for every file; put rows of other people into another file"
+        raise InvalidInput("data.known_share", document["known_share"], expected)
     read_one = read("data", DATA, document)
     if "@" in read_one["uri"].partition("://")[2].partition("/")[0]:
         raise InvalidInput("data.uri", "one with a user", "no user or password in it: whoever sees jobs sees it")
@@ -148,21 +145,39 @@ def belongs_to_others(uri: str, *, own: Sequence[str], others: Sequence[str]) ->
 def misaddressed(rules: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> str | None:
     """Why a document may not say so whose rows these are; None if it may.
 
-    Without rules its word is all there is. With rules the longest that covers its URI decides, and a URI that none
-    covers, as it is spelled, is refused.
+    Without rules its word is all there is. With rules it must agree with them on every file that it reads, and a file
+    that none covers is refused, and so is one whose address has a step up: where that leads, a link may decide.
     """
     if not rules:
         return None
-    uri = str(document["uri"])
-    covering = [rule for rule in rules if covers(rule["uri"], uri)]
-    if not covering or ".." in uri.split("/"):
-        return f"The policy says whose the rows of files are, and has no rule for {uri!r}."
-    rule = max(covering, key=lambda each: len(each["uri"]))
-    by_place = rule["address"] == "row"
-    wanted = {"address": rule["address"]} | ({"first": rule["first"]} if by_place else {"unit": rule["unit"]})
-    if any(document.get(name) != value for name, value in wanted.items()):
-        spelled = ", ".join(f"{name} {value!r}" for name, value in wanted.items())
-        return f"The policy says whose the rows of {rule['uri']!r} are: {spelled}."
-    if document["rows_per_unit"] > rule["rows_per_unit"]:
-        return f"The policy allows {rule['rows_per_unit']} rows of one datapoint in {rule['uri']!r}."
+    alike = [{**rule, "uri": spelled(rule["uri"])} for rule in rules]
+    for uri in files(document):
+        if ".." in uri.split("/"):
+            return _no_rule(uri)
+        if (problem := contradicted(alike, document, spelled(uri))) is not None:
+            return problem
     return None
+
+
+def contradicted(rules: Sequence[Mapping[str, Any]], document: Mapping[str, Any], uri: str) -> str | None:
+    """Why rules do not let a document say so whose the rows of this one file are; None if they do.
+
+    All addresses are spelled alike. The longest rule that covers the file decides; if there are several, each does.
+    """
+    covering = [rule for rule in rules if covers(rule["uri"], uri)]
+    if not covering:
+        return _no_rule(uri)
+    longest = max(len(rule["uri"]) for rule in covering)
+    for rule in (each for each in covering if len(each["uri"]) == longest):
+        by_place = rule["address"] == "row"
+        wanted = {"address": rule["address"]} | ({"first": rule["first"]} if by_place else {"unit": rule["unit"]})
+        if any(document.get(name) != value for name, value in wanted.items()):
+            said = ", ".join(f"{name} {value!r}" for name, value in wanted.items())
+            return f"The policy says whose the rows of {rule['uri']!r} are: {said}."
+        if document["rows_per_unit"] > rule["rows_per_unit"]:
+            return f"The policy allows {rule['rows_per_unit']} rows of one datapoint in {rule['uri']!r}."
+    return None
+
+
+def _no_rule(uri: str) -> str:
+    return f"The policy says whose the rows of files are, and has no rule for {uri!r}."
