@@ -74,7 +74,9 @@ class MadeUp:
     ) -> dict[str, Any]:
         """A task, with a budget of its own if it has one."""
         own = None if budget is None else Filter.of(epsilon=budget["epsilon"], delta=budget["delta"])
-        return self._decided(populations.create_task(name=name, members=members, parts=parts or {}, budget=own))
+        return self._decided(
+            populations.create_task(name=name, members=members, parts=parts or {}, budget=own, by=_ACTOR)
+        )
 
     def change_policy(self, _population: str, *, reason: str, **changes: Any) -> dict[str, Any]:
         """A new version."""

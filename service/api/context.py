@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -202,31 +202,6 @@ def problems(*names: str) -> dict[int | str, dict[str, Any]]:
         }
         for status, titles in found.items()
     }
-
-
-#: Datapoints of the shortest range, and of the smallest window, that a pipeline may ask about.
-LEAST_RANGE = 10
-
-
-def names_individuals(scope: Mapping[str, Any]) -> bool:
-    """Whether a scope names single datapoints: by key, by bitmap or as a few in a row, at whatever depth."""
-    inside, ranges = scope.get("union", []), scope.get("ranges", [])
-    return (
-        _is_short([0, scope.get("next")])
-        or not set(scope) <= {"task", "part", "ranges", "union", "next"}
-        or any(_is_short(each) for each in (ranges if isinstance(ranges, list) else []))
-        or any(
-            isinstance(each, dict) and names_individuals(each) for each in (inside if isinstance(inside, list) else [])
-        )
-    )
-
-
-def _is_short(span: Any) -> bool:
-    match span:
-        case [int(start), int(stop)]:
-            return 0 < stop - start < LEAST_RANGE
-        case _:
-            return False  # none at all, which is found out elsewhere
 
 
 def must_allow_names(parts: Parts, population: str) -> None:

@@ -26,6 +26,7 @@ from service.api.releases import owner_of, proposal_of
 from service.cursors import cursor_of, name_from
 from service.errors import NotFound, Problem
 from service.operations import jobs
+from service.operations.individuals import may_read
 from service.operations.jobs import Work
 from service.operations.keys import Actor
 from service.operations.releases import Proposal
@@ -134,7 +135,7 @@ def _label_space(recipe: dict[str, Any]) -> dict[str, Any] | None:
 @router.get("", responses=problems(), summary="Jobs")
 def list_all(
     parts: Service,
-    _actor: Anyone,
+    actor: Anyone,
     population: Annotated[PopulationName | None, Query()] = None,
     status: JobStatus = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
@@ -143,13 +144,23 @@ def list_all(
     """Newest first."""
     found = jobs.page(parts.database, population=population, status=status, before=name_from(cursor), limit=limit + 1)
     following = cursor_of({"after": found[limit - 1]["id"]}) if len(found) > limit else None
-    return {"items": found[:limit], "next": following}
+    return {"items": [_told(each, parts, actor) for each in found[:limit]], "next": following}
 
 
 @router.get("/{job}", responses=problems("not-found"), summary="One job")
-def get(job: JobId, parts: Service, _actor: Anyone) -> dict[str, Any]:
+def get(job: JobId, parts: Service, actor: Anyone) -> dict[str, Any]:
     """What was asked, how far it is, and what became of it. Nothing in it was computed from data."""
-    return jobs.shown(jobs.find(parts.database, job))
+    return _told(jobs.shown(jobs.find(parts.database, job)), parts, actor)
+
+
+def _told(job: dict[str, Any], parts: Parts, actor: Actor) -> dict[str, Any]:
+    """A job as a key may see it: as its release, of few datapoints without a reading."""
+    if actor.sees_individuals:
+        return job
+    with parts.books.read(job["population"]) as book:
+        release = book.releases[job["release"]]
+        is_told = may_read(actor, datapoints=release.datapoints, proposer=release.actor)
+    return job if is_told else {**job, "epsilon": {"after": None, "bound": None}}
 
 
 @router.get("/{job}/logs", responses=problems("not-found"), summary="How a job went")

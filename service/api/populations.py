@@ -15,7 +15,6 @@ from accountant import book as ledger_book
 from accountant.canonical import canonical
 from accountant.filters import Filter
 from service.api.context import (
-    LEAST_RANGE,
     MAX_PAGE,
     Anyone,
     IdempotencyKey,
@@ -27,12 +26,12 @@ from service.api.context import (
     decide,
     idempotency_of,
     must_allow_names,
-    names_individuals,
     problems,
 )
 from service.cursors import cursor_of, name_from, number_from
 from service.errors import NotFound
 from service.operations import populations, readings, releases
+from service.operations.individuals import LEAST_RANGE, may_read, names_individuals
 from service.operations.keys import Actor
 from service.schemas import Budget, NewPopulation, NewTask, PolicyChange, PopulationName, StatusChange
 from service.store.writer import Decide
@@ -181,6 +180,7 @@ def _task(new: NewTask, parts: Parts, actor: Actor, population: str) -> Decide:
         members=parts.resolved(population, new.members),
         parts={name: parts.resolved(population, scope) for name, scope in new.parts.items()},
         budget=None if new.budget is None else filter_of(new.budget),
+        by=actor,
     )
 
 
@@ -188,15 +188,18 @@ def _task(new: NewTask, parts: Parts, actor: Actor, population: str) -> Decide:
 def list_tasks(
     population: Population,
     parts: Service,
-    _actor: Anyone,
+    actor: Anyone,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
-    """In the order in which they were made, with what the worst-off member has spent, held and available."""
+    """In the order in which they were made, with what the worst-off member has spent, held and available.
+
+    A pipeline is told no reading of a task of fewer than ten datapoints: they are null then.
+    """
     after = number_from(cursor) or 0
     with parts.books.read(population) as book:
         found = [task for task in book.tasks.values() if task.number > after][: limit + 1]
-        items = [populations.task_shown(book, task) for task in found[:limit]]
+        items = [populations.task_shown(book, task, by=actor) for task in found[:limit]]
     return {"items": items, "next": cursor_of({"number": found[limit - 1].number}) if len(found) > limit else None}
 
 
@@ -205,7 +208,7 @@ def get_task(
     population: Population,
     task: str,
     parts: Service,
-    _actor: Anyone,
+    actor: Anyone,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="the most overlaps")] = populations.OVERLAPS_SHOWN,
     cursor: Annotated[str | None, Query(max_length=1000, description="`overlaps_next` of an earlier answer")] = None,
 ) -> dict[str, Any]:
@@ -216,7 +219,7 @@ def get_task(
             raise NotFound("task", task)
         found = [each for each in book.releases.values() if task in each.tasks]
         return {
-            **populations.task_shown(book, book.tasks[task], overlaps_after=after, most_overlaps=limit),
+            **populations.task_shown(book, book.tasks[task], by=actor, overlaps_after=after, most_overlaps=limit),
             "releases": [releases.summary(book, each.id) for each in found[-MAX_PAGE:]],
             "releases_in_all": len(found),
         }
@@ -231,10 +234,15 @@ def budget(
 ) -> dict[str, Any]:
     """Spent, held and available over all datapoints, per task and per window, with a forecast.
 
-    A pipeline is shown no window of fewer than ten datapoints: there are fewer windows then.
+    A pipeline is shown no window of fewer than ten datapoints: there are fewer windows then. Of tasks of so few it is
+    told no reading.
     """
     with parts.books.read(population) as book:
         if not actor.sees_individuals:
             windows = min(windows, book.size // LEAST_RANGE)
         found = readings.distribution(book, at=datetime.now(UTC), windows=windows)
-        return {**found, "quantiles": readings.quantiles(book)}
+        tasks = [
+            each if may_read(actor, datapoints=each["members"]) else {**each, "epsilon": None, "task_epsilon": None}
+            for each in found["tasks"]
+        ]
+        return {**found, "tasks": tasks, "quantiles": readings.quantiles(book)}

@@ -27,12 +27,12 @@ from service.api.context import (
     decided,
     idempotency_of,
     must_allow_names,
-    names_individuals,
     problems,
 )
 from service.cursors import cursor_of, number_from
 from service.errors import NotFound, Problem
 from service.operations import audits, releases
+from service.operations.individuals import names_individuals
 from service.operations.keys import Actor
 from service.operations.releases import Proposal
 from service.schemas import Commit, NewRelease, NewReleases, PopulationName, ReleaseAudit, Void
@@ -222,11 +222,14 @@ def list_all(
 
 @router.get("/{release}", responses=problems("not-found"), summary="One release")
 def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
-    """Its charges, its decision and what became of it."""
+    """Its charges, its decision and what became of it.
+
+    Of fewer than ten datapoints, a pipeline or a worker that did not propose it is told no ε, price or advice.
+    """
     body = body_of(parts, release)
     entries = audits.entries_of(parts.database, release)
     with parts.books.read(owner_of(parts, release)) as book:
-        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, entries=entries)
+        shown = releases.detail(book, release, body, by=actor, entries=entries)
         budget, adjacency = book.policy.budget, book.adjacency
     # They may take seconds, and need the book no more.
     return {**shown, "engines": releases.engines(body, delta=budget.delta, adjacency=adjacency)}

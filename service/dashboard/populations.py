@@ -16,7 +16,7 @@ from accountant import certificates as certified
 from accountant.ledger import LIFELONG
 from service.api import mechanisms as mechanisms_api
 from service.api import populations as populations_api
-from service.api.context import LEAST_RANGE, Parts, Service
+from service.api.context import Parts, Service
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
@@ -26,6 +26,7 @@ from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound, Problem
 from service.operations import lives, outlooks, populations, readings, releases, reports, statements
+from service.operations.individuals import LEAST_RANGE
 from service.operations.keys import Actor
 from service.store.writer import stamp
 
@@ -160,7 +161,7 @@ def budget(
         promise = certified.lifelong(
             promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
         ).guarantee
-        standing = readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN)
+        standing = readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN, least=least)
         worst = readings.worst_of_all(book) if book.size else None
         period = outlooks.lately(book, at=at, least=least)
         admitted = _repeatable(parts, book, actor, like, least=named)
@@ -286,7 +287,7 @@ def tasks(
 def task(
     population: Population,
     parts: Service,
-    _actor: TaskVisitor,
+    actor: TaskVisitor,
     name: Annotated[str, Query(min_length=1, max_length=200)],
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
@@ -294,7 +295,7 @@ def task(
     with parts.books.read(population) as book:
         if name not in book.tasks:
             raise NotFound("task", name)
-        shown = populations.task_shown(book, book.tasks[name])
+        shown = populations.task_shown(book, book.tasks[name], by=actor)
         items, following = releases.page(book, task=name, before=number_from(cursor), limit=TASK_RELEASES)
         known = {
             "population": population,
@@ -305,7 +306,7 @@ def task(
             "entry": book.tasks[name].number,
             "releases_in_all": sum(name in each.tasks for each in book.releases.values()),
         }
-    costs = epsilons(parts, [each["id"] for each in items])
+    costs = epsilons(parts, actor, [each["id"] for each in items])
     return {
         **known,
         "releases": [{**each, "epsilon": costs[each["id"]]} for each in items],

@@ -13,7 +13,7 @@ from service.api import certificates as certificates_api
 from service.api import ledger as ledger_api
 from service.api import releases as releases_api
 from service.api import reports as reports_api
-from service.api.context import Parts, Service, decide, names_individuals
+from service.api.context import Parts, Service, decide
 from service.api.populations import Population
 from service.api.releases import ReleaseId
 from service.cursors import cursor_of, number_from
@@ -23,6 +23,7 @@ from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
 from service.operations import audits, certificates, jobs, keys, releases, reports, statements
+from service.operations.individuals import may_read, names_individuals
 from service.operations.keys import Actor
 from service.schemas import Artifact, Commit, Void
 
@@ -50,7 +51,7 @@ _ENTRIES = text("SELECT number, hash, body FROM entry WHERE release = :release O
 def listed(
     population: Population,
     parts: Service,
-    _actor: Visitor,
+    actor: Visitor,
     status: Status = "",
     kind: Kind = "",
     task: Annotated[str, Query(max_length=200)] = "",
@@ -79,7 +80,7 @@ def listed(
             findings.update(code for code, _ in release.findings)
             if release.mechanism is not None:
                 mechanisms.add(release.mechanism)
-    costs = epsilons(parts, [each["id"] for each in items])
+    costs = epsilons(parts, actor, [each["id"] for each in items])
     return {
         "population": population,
         "unit": unit,
@@ -93,11 +94,17 @@ def listed(
     }
 
 
-def epsilons(parts: Parts, listed: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """From where to where each of these brought the worst-off, as its decision said."""
+def epsilons(parts: Parts, actor: Actor, listed: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """From where to where each of these brought the worst-off, as its decision said; None where that is not told."""
     with parts.database.transaction() as connection:
         rows = connection.execute(_DECIDED, {"releases": list(listed)}).all()
-    return {row.id: from_canonical(bytes(row.body))["decision"]["epsilon"] for row in rows}
+    found: dict[str, dict[str, Any] | None] = {}
+    for row in rows:
+        body = from_canonical(bytes(row.body))
+        decision = body["decision"]
+        is_told = may_read(actor, datapoints=decision["datapoints"], proposer=body["actor"])
+        found[row.id] = decision["epsilon"] if is_told else None
+    return found
 
 
 def naming_individuals(parts: Parts, listed: Sequence[str]) -> set[str]:
@@ -131,7 +138,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
     population = releases_api.owner_of(parts, release)
     entries = audits.entries_of(parts.database, release)
     with parts.books.read(population) as book:
-        shown = releases.detail(book, release, body, sees_individuals=actor.sees_individuals, entries=entries)
+        shown = releases.detail(book, release, body, by=actor, entries=entries)
         known = book.releases[release]
         timeline = _timeline(parts, release, book) if may(actor, ledger_api.entries) else []
         return {

@@ -17,6 +17,7 @@ from accountant.guarantees import Guarantee
 from service.cursors import cursor_of
 from service.errors import Problem
 from service.operations import readings
+from service.operations.individuals import may_read
 from service.store.once import ALREADY_THERE, Answers, once
 from service.store.writer import Answer, Decide, Idempotency, Outcome, stamp
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from accountant.chain import Link
     from accountant.guarantees import ProofStatus
     from accountant.ledger import OnExhausted
+    from service.operations.keys import Actor
     from service.store.database import Database
 
 OVERLAPS_SHOWN: Final = 100
@@ -229,6 +231,7 @@ def create_task(
     members: Mapping[str, Any],
     parts: Mapping[str, Mapping[str, Any]],
     budget: Filter | None,
+    by: Actor,
 ) -> Decide:
     """A task; those that it shares datapoints with are named."""
 
@@ -237,19 +240,21 @@ def create_task(
             raise Problem("conflict", f"Population {book.name!r} is closed.")
         task, body = book.task(name=name, members=members, parts=parts, budget=budget)
         return Outcome(
-            bodies=[body], status=201, respond=lambda links: {**task_shown(book, task), "entry": _last(links)}
+            bodies=[body], status=201, respond=lambda links: {**task_shown(book, task, by=by), "entry": _last(links)}
         )
 
     return decide
 
 
 def task_shown(
-    book: Book, task: Task, *, overlaps_after: int = 0, most_overlaps: int = OVERLAPS_SHOWN
+    book: Book, task: Task, *, by: Actor, overlaps_after: int = 0, most_overlaps: int = OVERLAPS_SHOWN
 ) -> dict[str, Any]:
     """A task with what is spent, held and available in it, of the worst-off member.
 
-    Of the tasks that it shares datapoints with at most so many are shown; `overlaps_next` says where they go on.
+    Of the tasks that it shares datapoints with at most so many are shown; `overlaps_next` says where they go on. Of few
+    members, readings are for who may see individuals.
     """
+    is_told = may_read(by, datapoints=len(task.members))
     found = list(islice(book.overlaps(task, after=overlaps_after), most_overlaps + 1))
     overlaps = found[:most_overlaps]
     return {
@@ -257,9 +262,9 @@ def task_shown(
         "population": book.name,
         "members": len(task.members),
         "parts": {name: len(part) for name, part in task.parts.items()},
-        "epsilon": readings.worst_off(book, task.members),
+        "epsilon": readings.worst_off(book, task.members) if is_told else None,
         "budget": None if task.budget is None else {"epsilon": task.budget.epsilon, "delta": task.budget.delta},
-        "task_epsilon": None if task.budget is None else readings.worst_off(book, task.members, ledger=task.name),
+        "task_epsilon": readings.worst_off(book, task.members, ledger=task.name) if task.budget and is_told else None,
         "overlaps": [{"task": other.name, "datapoints": count} for other, count in overlaps],
         "overlaps_next": cursor_of({"number": overlaps[-1][0].number}) if len(found) > most_overlaps else None,
     }

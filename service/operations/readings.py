@@ -136,12 +136,15 @@ def worst_history(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> Histor
     return max(histories, key=lambda history: budget.meter(standing(budget, history, ledger=ledger)))
 
 
-def distribution(book: Book, *, at: datetime, windows: int = 0, tasks: int | None = None) -> dict[str, Any]:
+def distribution(
+    book: Book, *, at: datetime, windows: int = 0, tasks: int | None = None, least: int = 1
+) -> dict[str, Any]:
     """How the budget stands over all datapoints, over equal windows of arrivals, and where it is going.
 
-    With `tasks`, of so many tasks whose worst-off member has most behind it, worst first; else of the first thousand.
+    With `tasks`, of so many tasks whose worst-off member has most behind it, worst first, and that have at least so
+    many members: their order tells of readings. Else of the first thousand.
     """
-    found = _DISTRIBUTIONS.of(book, (windows, tasks), lambda: _distribution(book, windows, tasks))
+    found = _DISTRIBUTIONS.of(book, (windows, tasks, least), lambda: _distribution(book, windows, tasks, least))
     worst = reading(book.policy.budget, worst_of_all(book)) if found["cohorts"] else None
     return {**found, "forecast": None if worst is None else _forecast(book, worst, at)}
 
@@ -149,7 +152,7 @@ def distribution(book: Book, *, at: datetime, windows: int = 0, tasks: int | Non
 _DISTRIBUTIONS: Remembered[dict[str, Any]] = Remembered(64)
 
 
-def _distribution(book: Book, windows: int, tasks: int | None) -> dict[str, Any]:
+def _distribution(book: Book, windows: int, tasks: int | None, least: int) -> dict[str, Any]:
     """What of it depends on the book alone."""
     budget = book.policy.budget
     behind = everybody(book)
@@ -190,6 +193,7 @@ def _distribution(book: Book, windows: int, tasks: int | None) -> dict[str, Any]
     ]
     listed = [(task, worst_of(task.members)) for task in list(book.tasks.values())[: 1000 if tasks is None else None]]
     if tasks is not None:
+        listed = [each for each in listed if len(each[0].members) >= least]
         listed = sorted(listed, key=lambda each: behind[each[1]].meter, reverse=True)[:tasks]
     answer["tasks"] = [
         {

@@ -21,6 +21,7 @@ from accountant.events import Composed, counted, event_from_json, event_to_json
 from accountant.ledger import LIFELONG, regions, standing
 from service import pre_release
 from service.errors import NotFound, Problem
+from service.operations.individuals import may_read, names_individuals, without_readings
 from service.operations.populations import entry
 from service.operations.readings import finite, rounded
 from service.store.writer import Decide, Outcome, stamp
@@ -519,23 +520,25 @@ def detail(
     release: str,
     body: Mapping[str, Any],
     *,
-    sees_individuals: bool,
+    by: Actor,
     entries: Sequence[tuple[int, Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """A release with its charges and the decision that was made; whom it touched is for officers and auditors.
 
+    So are readings of a few, unless whoever asks proposed it.
+
     What stands against it, and what was looked at to find that, follows from its entries in the log.
     """
     decision = body["decision"]
+    shown = {**decision, "reasons": [_with_delta(book, each, decision) for each in decision["reasons"]]}
     charges = []
     for charge in body["charges"]:
         scope, _, _ = book.scope(charge["scope"])
-        named = set(charge["scope"]) <= {"task", "part", "ranges"}
         charges.append(
             {
                 "event": charge["event"],
                 "datapoints": len(scope),
-                "scope": charge["scope"] if sees_individuals or named else None,
+                "scope": None if names_individuals(charge["scope"]) and not by.sees_individuals else charge["scope"],
             }
         )
     return {
@@ -543,7 +546,9 @@ def detail(
         "actor": body["actor"],
         "charges": charges,
         "declared": body["declared"],
-        "decision": {**decision, "reasons": [_with_delta(book, each, decision) for each in decision["reasons"]]},
+        "decision": shown
+        if may_read(by, datapoints=decision["datapoints"], proposer=body["actor"])
+        else without_readings(shown),
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
         "audit": looked_at(entries).to_json(),
         "policy": body["policy"],

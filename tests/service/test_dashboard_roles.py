@@ -44,13 +44,19 @@ def history(service: Local, call: Caller) -> dict[str, Any]:
     many = call.propose(name, ({"task": "t"}, EVENT))["id"]
     voided = call.propose(name, ({"task": "t"}, EVENT))["id"]
     call.ok("POST", f"/v1/releases/{voided}/void", {"reason": SECRETIVE}, **by)
+    lone = {"name": "lone", "members": {"ranges": [[35, 36]]}, "budget": {"epsilon": 0.5, "delta": 1e-7}}
+    call.ok("POST", f"/v1/populations/{name}/tasks", lone, **by)
+    alone = call.propose(name, ({"task": "lone"}, {"kind": "pure_dp", "epsilon": 0.0625}))["id"]
     charges = [{"scope": {"ranges": [[3, 4]]}, "event": EVENT}]
     one = call.ok("POST", "/v1/releases", {"population": name, "charges": charges}, **by)["id"]
+    charges = [{"scope": {"ranges": [[3, 4]]}, "event": {"kind": "pure_dp", "epsilon": 0.9}}]
+    denied = call.ok("POST", "/v1/releases", {"population": name, "charges": charges}, **by)["id"]
     audit = violated(call, service.parts, name)
     call.ok("PUT", f"/v1/populations/{name}/policy", {"reason": SECRETIVE, "epsilon": 0.9}, **by)
     for status in ("frozen", "open"):
         call.ok("POST", f"/v1/populations/{name}/status", {"status": status, "reason": SECRETIVE}, **by)
-    return {"population": name, "many": many, "voided": voided, "one": one, "audit": audit, "officer": officer["id"]}
+    return {"population": name, "many": many, "voided": voided, "one": one, "audit": audit, "officer": officer["id"],
+            "denied": denied, "alone": alone}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=ROLES)
@@ -128,7 +134,7 @@ def test_a_key_that_may_not_read_the_ledger_is_told_nothing_of_it(
     assert told == dict.fromkeys(told, role not in FEW)
     for path, (_, text) in reached.items():
         if role in FEW and history["officer"] in text:  # REST says as well who proposed a release
-            assert history["one"] in path
+            assert history["one"] in path or history["denied"] in path
 
 
 def test_what_a_few_people_have_left_is_told_to_nobody_who_may_not_name_them(
@@ -156,3 +162,61 @@ def test_what_a_few_people_have_left_is_told_to_nobody_who_may_not_name_them(
         finally:
             back = {"reason": "the trial is over", "named_scopes": False}
             call.ok("PUT", f"/v1/populations/{history['population']}/policy", back)
+
+
+def test_readings_of_a_few_people_are_told_to_nobody_who_may_not_see_them(
+    visitor: Visitor, role: str, history: dict[str, Any], service: Local, call: Caller
+) -> None:
+    """Neither by a page nor over REST: what one person had before a release, or has in a task of one member."""
+    key = {"Authorization": f"Bearer {keys.create(service.parts.database, name='again', roles=[role])['secret']}"}
+    population, told = history["population"], role not in FEW
+
+    def both(page: str, rest: str) -> list[Any]:
+        return [visitor.get(page, Accept="application/json").json(), call.ok("GET", rest, headers=key)]
+
+    for name in ("one", "denied", "alone"):
+        for found in both(f"/releases/{history[name]}.json", f"/v1/releases/{history[name]}"):
+            decision = found["decision"]
+            assert (decision["epsilon"] is not None) == told
+            assert all((each["price"] is not None) == told for each in decision["quotes"])
+            assert all((each["epsilon"] is not None) == told for each in decision["reasons"])
+            assert [each["code"] for each in decision["reasons"]] == (["budget.exceeded"] if name == "denied" else [])
+            assert told or not decision["advice"]
+            scopes = [each["scope"] for each in found["charges"]]
+            assert scopes == ([{"task": "lone"}] if name == "alone" else [{"ranges": [[3, 4]]} if told else None])
+        page = visitor.get(f"/releases/{history[name]}").text
+        assert ("to officers and auditors" in page or "told to this key" in page) != told
+        assert ("0.0625" in re.sub(r"epsilon = 0.0625", "", page)) == (told and name == "alone")
+    [many] = [call.ok("GET", f"/v1/releases/{history['many']}", headers=key)]
+    assert many["decision"]["epsilon"]["after"] == 0.2
+    listed = visitor.get(f"/populations/{population}/releases.json", Accept="application/json").json()["items"]
+    known = {each["id"]: each["epsilon"] is not None for each in listed}
+    assert [known[history[each]] for each in ("one", "denied", "alone", "many")] == [told, told, told, True]
+    for found in both(f"/populations/{population}/tasks.json", f"/v1/populations/{population}/tasks"):
+        readings = {each["name"]: (each["epsilon"], each["task_epsilon"]) for each in found["items"]}
+        assert (None not in readings["lone"]) == told
+        assert readings["t"][0] is not None
+    one_task = both(f"/populations/{population}/task.json?name=lone", f"/v1/populations/{population}/tasks/lone")
+    for found in one_task:
+        assert (found["epsilon"] is not None, found["task_epsilon"] is not None) == (told, told)
+    for path in ("task?name=lone", "tasks", "releases"):
+        assert visitor.get(f"/populations/{population}/{path}").status_code == 200
+    tasks = call.ok("GET", f"/v1/populations/{population}/budget", headers=key)["tasks"]
+    assert {each["name"]: each["epsilon"] is not None for each in tasks} == {"t": True, "lone": told}
+    shown = visitor.get(f"/populations/{population}/budget.json", Accept="application/json").json()["budget"]["tasks"]
+    assert ("lone" in {each["name"] for each in shown}) == told
+
+
+def test_who_proposes_is_told_the_decision_and_may_read_it_again(service: Local, call: Caller) -> None:
+    """Where the policy lets it name single datapoints, its own answer has the shape of every other."""
+    name = call.population(count=40, epsilon=1.0, named_scopes=True)
+    own, other = (keys.create(service.parts.database, name=each, roles=["pipeline"])["secret"] for each in "ab")
+    charges = [{"scope": {"ranges": [[3, 4]]}, "event": EVENT}]
+    asked: dict[str, Any] = {"headers": {"Authorization": f"Bearer {own}"}}
+    made = call.ok("POST", "/v1/releases", {"population": name, "charges": charges}, **asked)
+    assert (made["decision"]["epsilon"]["before"], made["decision"]["epsilon"]["after"]) == (0.0, 0.2)
+    again = call.ok("GET", f"/v1/releases/{made['id']}", **asked)
+    assert again["decision"]["epsilon"] == made["decision"]["epsilon"]
+    assert again["charges"][0]["scope"] is None  # who it is stays with officers and auditors
+    seen = call.ok("GET", f"/v1/releases/{made['id']}", headers={"Authorization": f"Bearer {other}"})
+    assert seen["decision"]["epsilon"] is None
