@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import text
 
 from trainers.cards import MODEL
+from trainers.safetensors_headers import MAX_HEADER
 
 if TYPE_CHECKING:
     from service.store.database import Database
 
 _STAGED: Final = ".staged"
 _PIECE: Final = 1 << 20
-_MOST_HEADER: Final = 100 << 20  # of a safetensors file, by its own rules
 _NAMED: Final = re.compile(r"(job_[0-9A-Z]{26})\.([0-9]{1,9})")
 _LOG_SECONDS: Final = 7 * 86_400
 _JOBS = text("SELECT id, status, attempt, release, artifact_sha256 FROM job WHERE id = ANY(:ids)")
@@ -130,7 +130,7 @@ class Staging:
 def _is_releasable(length: bytes, file: Any) -> bool:
     """What the header of a safetensors file says: eight bytes of length, then JSON."""
     size = int.from_bytes(length, "little")
-    if len(length) < 8 or size > _MOST_HEADER:
+    if len(length) < 8 or size > MAX_HEADER:
         return False
     try:
         return bool(json.loads(file.read(size))["__metadata__"]["releasable"] == "true")

@@ -18,10 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from accountant.canonical import canonical, from_canonical
+from accountant.canonical import MAX_BYTES, canonical, from_canonical
 from accountant.errors import InvalidInput
-from trainers import cards
+from trainers import cards, inspection
 from trainers.ports import Made
+from trainers.safetensors_headers import has_too_many_parts
 
 MODEL: Final = cards.MODEL
 CARD: Final = "card.json"
@@ -47,14 +48,17 @@ class Stored:
 
 
 def write(folder: Path, made: Made, card: Mapping[str, Any], *, releasable: bool) -> Artifact:
-    """The files of a release, on disk when this returns.
+    """The files of a release, on disk when this returns; or `InvalidInput` if what there is to say does not fit there.
 
     Of what was drawn from repeatable noise the file itself says that it is not to be released, and who commits looks.
     """
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in made.tensors.items()}
-    said = {"stint": canonical(dict(made.facts)).decode(), "releasable": "true" if releasable else "false"}
+    facts = canonical(dict(made.facts))
+    said = {"stint": facts.decode(), "releasable": "true" if releasable else "false"}
     save_file(tensors, folder / MODEL, metadata=said)
     artifact = measured(folder / MODEL)
+    if len(facts) > MAX_BYTES or has_too_many_parts(facts) or not inspection.is_readable(folder / MODEL):
+        raise InvalidInput("artifact", f"{len(facts):,} bytes of facts", "what a header has room for, and readers take")
     whole = cards.of_file(card, sha256=artifact.sha256, size=artifact.bytes, releasable=releasable)
     (folder / CARD).write_text(json.dumps(whole, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     (folder / READABLE).write_text(cards.readable(whole), encoding="utf-8")

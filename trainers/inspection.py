@@ -27,7 +27,17 @@ from accountant.audit.checklist import MAX_ROWS, MIN_REPEATED
 from accountant.audit.contents import Contents, Earlier, Form, Tensor
 from accountant.canonical import from_canonical
 from accountant.errors import AccountantError
-from trainers.safetensors_headers import DTYPES, MAX_HEADER, Header, Malformed, Slot, is_text, read_header, widened
+from trainers.safetensors_headers import (
+    DTYPES,
+    MAX_HEADER,
+    Header,
+    Malformed,
+    Slot,
+    has_too_many_parts,
+    is_text,
+    read_header,
+    widened,
+)
 
 if TYPE_CHECKING:
     from trainers.row_copies import Rows
@@ -272,7 +282,8 @@ def _total(so_far: int | None, values: NDArray[Any]) -> int | None:
 
 def _facts(metadata: Mapping[str, str]) -> Mapping[str, Any] | None:
     try:
-        found = from_canonical(metadata["stint"].encode())
+        said = metadata["stint"].encode()
+        found = None if has_too_many_parts(said) else from_canonical(said)
     except (KeyError, AccountantError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -284,7 +295,7 @@ def _labels(facts: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> lis
     if isinstance(told, list):
         return [str(each) for each in told]
     for key in _LABEL_KEYS:
-        if key in metadata:
+        if key in metadata and not has_too_many_parts(metadata[key].encode()):
             try:
                 found = json.loads(metadata[key])
             except (ValueError, RecursionError):

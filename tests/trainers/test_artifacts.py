@@ -11,7 +11,8 @@ import torch
 
 from accountant.errors import InvalidInput
 from service.staging import Staging, Unreleasable
-from trainers import artifacts, cards
+from trainers import artifacts, cards, inspection
+from trainers.catalog.label_spaces import tellable
 from trainers.ports import Made
 
 CARD: dict[str, Any] = {
@@ -36,6 +37,38 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert "ε ≤ 0.5" in text
     assert made.sha256 in text
     assert "Not to be released" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count", "most"),
+    [
+        ("{:035}", 900_000, 900_000),
+        ("[{{,,,{}", 700_000, 700_000),
+        ("{}", 1_000_001, 1_000_000),
+        ('{:06}"\\\t\x01' + "ü" * 180, 160_000, 60_000_000 // 393),
+    ],
+    ids=["long", "brackets", "many", "signs"],
+)
+def test_as_many_labels_as_can_be_told_are_read_by_everybody(name: str, count: int, most: int, tmp_path: Path) -> None:
+    """Whoever reads a file has the same limits as who writes it, whatever stands in the names."""
+    names = [name.format(number) for number in range(count)]
+    assert tellable(names) == most
+    told = names[:most]
+    staging = Staging(tmp_path)
+    folder = staging.folder("job_" + "0" * 26, 1)
+    written = artifacts.write(folder, Made(tensors={}, facts={"labels": told}), CARD, releasable=True)
+    assert staging.measured("job_" + "0" * 26, 1)["sha256"] == written.sha256
+    assert inspection.opened(folder / artifacts.MODEL).labels == told
+    assert artifacts.read(folder / artifacts.MODEL, release="rel_1").facts["labels"] == told
+
+
+def test_what_a_header_has_no_room_for_is_refused_before_anybody_is_told_of_a_file(tmp_path: Path) -> None:
+    facts: dict[str, Any]
+    for facts in ({"labels": ["a" * 200] * 350_000}, {"numbers": [[]] * 600_000}):
+        with pytest.raises(InvalidInput, match="room"):
+            artifacts.write(tmp_path, Made(tensors={}, facts=facts), CARD, releasable=True)
+    assert not (tmp_path / artifacts.CARD).exists()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x80\x04pickle", b"\xff" * 64])

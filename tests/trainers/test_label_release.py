@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from accountant import account
+from accountant.audit import names
 from accountant.events import Adjacency, ApproxDP, PartitionSelection, Repeated
 from accountant.partition import (
     LabelRelease,
@@ -29,7 +30,7 @@ from accountant.partition import (
 )
 from tests.accountant.strategies import ADJACENCIES
 from tests.trainers.test_labels import encounters
-from trainers.catalog import mechanism
+from trainers.catalog import label_spaces, mechanism
 from trainers.mechanisms.label_release import RULES, counted, run, told
 from trainers.noise import Noise
 from trainers.ports import Made, Rows, Run
@@ -328,3 +329,17 @@ def test_users_with_several_codes(shared_data: Path) -> None:
     assert dict(zip(labels.tolist(), sizes.tolist(), strict=True)) == slow
     made = released(many, Noise.repeatable(4), labels_per_unit=4)
     assert 50 < len(made.facts["labels"]) < len(labels)
+
+
+def test_of_more_labels_than_a_file_can_tell_the_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what was paid for: a run that failed here would tell for nothing how much there is."""
+    y = np.repeat([f"label {number:03}" for number in range(300)], 50)
+    whole = released(rows(y), Noise.repeatable(1)).facts
+    assert len(whole["labels"]) == 300
+    assert "labels_left_out" not in whole
+    for limit, room, kept in (("MAX_TOLD", 100, 100), ("MAX_TOLD_BYTES", 14 * 20, 20), ("MAX_TOLD_BYTES", 1, 0)):
+        with monkeypatch.context() as patched:
+            patched.setattr(label_spaces, limit, room)
+            told = released(rows(y), Noise.repeatable(1)).facts
+        assert told == {"labels": whole["labels"][:kept], "labels_left_out": 300 - kept}
+    assert not names.counts_in("labels_left_out")  # of examples

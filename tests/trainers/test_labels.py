@@ -162,6 +162,8 @@ def test_as_many_labels_as_are_allowed() -> None:
     np.testing.assert_array_equal(space.indices(labels), np.arange(0, 300_000, 3) % MAX_LABELS)
     with pytest.raises(InvalidInput, match=r"^recipe\.label_names"):
         prior([*names, "x"])
+    with pytest.raises(InvalidInput, match="a file has no room for more"):  # before anything runs
+        prior([name + "\N{GRINNING FACE}" * 195 for name in names])
 
 
 def encounters(shared_data: Path, *columns: str) -> list[tuple[str, ...]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from accountant.errors import InvalidInput
@@ -10,6 +12,11 @@ from trainers.catalog.parameters import Bounds, Parameter
 
 MAX_LABELS: Final = 100_000
 MAX_NAME: Final = 200
+#: Labels that one file tells, and bytes of their names as they are spelled there: in the header of a safetensors file,
+#: of which that leaves a third for all else (`trainers.safetensors_headers`).
+MAX_TOLD: Final = 1_000_000
+MAX_TOLD_BYTES: Final = 60_000_000
+_CONTROLS: Final = bytes(range(32))
 
 _NAME: Final = Bounds(minimum=1, maximum=MAX_NAME)
 _NAME_OR_NONE: Final = Bounds(minimum=0, maximum=MAX_NAME)
@@ -77,6 +84,10 @@ def check_labels(recipe: Mapping[str, Any]) -> None:
     Of a released set nobody knows the labels beforehand: what a rule reads as a label that was not told is dropped.
     """
     _check_once("recipe.remap", [pair["from"] for pair in recipe["remap"]])
+    named = [*recipe.get("label_names", ()), *(name for pair in recipe["remap"] for name in pair.values())]
+    if tellable(named) < len(named):
+        expected = f"names of at most {MAX_TOLD_BYTES:,} bytes with those of remap: a file has no room for more"
+        raise InvalidInput("recipe.label_names", f"{len(named):,} names", expected)
     if recipe["label_source"] == "prior":
         _check_once("recipe.label_names", recipe["label_names"])
         names = {*recipe["label_names"], ""}
@@ -85,6 +96,29 @@ def check_labels(recipe: Mapping[str, Any]) -> None:
                 raise InvalidInput(f"recipe.remap[{place}].to", pair["to"], "one of label_names, or ''")
         if recipe["otherwise"] not in names:
             raise InvalidInput("recipe.otherwise", recipe["otherwise"], "one of label_names, or ''")
+
+
+def tellable(names: Sequence[str]) -> int:
+    """How many of these names, from the first on, one file can tell.
+
+    >>> tellable(["a"] * 3), tellable(["a" * 200] * 1_000_000)
+    (3, 292682)
+    """
+    names = names[:MAX_TOLD]
+    if _spelled_bytes(names) <= MAX_TOLD_BYTES:
+        return len(names)
+    return bisect(list(accumulate(_spelled_bytes([name]) for name in names)), MAX_TOLD_BYTES)
+
+
+def _spelled_bytes(names: Sequence[str]) -> int:
+    r"""At least as many bytes as these names take in a header: as a list in JSON, which is a text in JSON.
+
+    There `a` is `\"a\",`, a quotation mark within it `\\\"`, a backslash four of them and a control sign `\\u0001`.
+    """
+    raw = "".join(names).encode(errors="surrogatepass")
+    quoted = raw.count(b'"') + raw.count(b"\\")
+    controls = len(raw) - len(raw.translate(None, _CONTROLS))
+    return len(raw) + 5 * len(names) + 3 * quoted + 6 * controls
 
 
 def _check_once(path: str, names: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from accountant.partition import LaplaceThreshold, Optimal, SteepestTest, TruncatedGeometric, per_label
+from trainers.catalog.label_spaces import tellable
 from trainers.labels import distinct, texts
 from trainers.ports import Made
 
@@ -35,15 +36,21 @@ _WORD: Final = 64
 
 
 def run(run: Run) -> Made:
-    """The labels that are told, in rising order: whole numbers by value, texts by their signs."""
+    """The labels that are told, in rising order: whole numbers by value, texts by their signs.
+
+    Of more than a file can tell, the first; it says how many are left out. Both follow from what was paid for, while a
+    run that failed by the length of its answer would be one that tells that length for nothing.
+    """
     [rows] = run.rows
     given = run.parameters
     each = per_label(epsilon=given["epsilon"], delta=given["delta"], labels=given["labels_per_unit"])
     rule = RULES[given["rule"]](epsilon=each.epsilon, delta=each.delta)
     labels, sizes = counted(rows, labels_per_unit=given["labels_per_unit"])
-    kept = labels[told(sizes, rule, run.noise)]
+    names = texts(labels[told(sizes, rule, run.noise)])
+    most = tellable(names)
+    left_out = {"labels_left_out": len(names) - most} if most < len(names) else {}
     run.progress(1, 1)
-    return Made(tensors={}, facts={"labels": texts(kept)})
+    return Made(tensors={}, facts={"labels": names[:most], **left_out})
 
 
 def counted(rows: Rows, *, labels_per_unit: int) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
