@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from accountant.audit.verdicts import Verdict
+    from accountant.ledger import OnExhausted
 
 READINGS_DRAWN: Final = 240
 BARS_DRAWN: Final = 16
@@ -190,13 +191,16 @@ def forecast_chart(
     ahead: Sequence[Foreseen],
     refused: Foreseen,
     what: str,
+    on_exhausted: OnExhausted = "deny",
 ) -> Markup:
     """What was spent and held so far, the steps that follow if it goes on like this, and the one that is refused.
 
-    `what` names the release that `refused` is: when it is due, and what it would bring its people to. All that is ahead
-    is an extrapolation and no bound, which is said. Where it is far away, only its beginning is drawn.
+    `what` names the release that `refused` is: when it is due, and what it would bring its people to; under a policy
+    that trims it is admitted, and leaves them out. All that is ahead is an extrapolation and no bound, which is said.
+    Where it is far away, only its beginning is drawn.
     """
     drawn = thinned(readings)
+    becomes, short_for_it = _BECOMES[on_exhausted]
     marks: list[Markup] = []
     said, rows = "Nothing has been read yet, so nothing can be extrapolated.", list[list[str]]()
     if drawn:
@@ -205,7 +209,7 @@ def forecast_chart(
         end = max([refused.at, now, *(each.at for each in coming)])
         said = (
             f"So far, ε ≤ {raised(last.standing)} is spent and held of a budget of {raised(last.budget)} ({terms}). If "
-            f"it goes on like this, {what} is refused on {day(end)}: it would bring them to "
+            f"it goes on like this, {what} {becomes} on {day(end)}: it would bring them to "
             f"{raised(at_most(refused.standing))}. An extrapolation, no bound."
         )
         rows = [[moment(each.at), raised(each.standing), raised(each.budget)] for each in drawn]
@@ -234,7 +238,8 @@ def forecast_chart(
                 line(x1=tip, x2=tip, y1=steps[-1][1], y2=refusal[1], class_="chart-refused", dashes="2 2"),
                 *_cross(*refusal),
             ]
-        marks += _moments(across, now=now, refused=None if refusal is None else end, floor=upward(0), right=right)
+        moments = [(now, "today", "chart-quiet"), *([(end, short_for_it, "chart-bad")] if refusal else [])]
+        marks += _moments(across, moments, floor=upward(0), right=right)
         ends = [
             (level, "budget", raised(last.budget), "chart-budget-label"),
             (upward(last.standing), "now", raised(last.standing), "chart-spent-label"),
@@ -243,7 +248,7 @@ def forecast_chart(
         rows += [
             [f"{moment(each.at)}, extrapolated", raised(at_most(each.standing)), raised(last.budget)] for each in coming
         ]
-        rows.append([f"{moment(end)}, refused", raised(at_most(refused.standing)), raised(last.budget)])
+        rows.append([f"{moment(end)}, {short_for_it}", raised(at_most(refused.standing)), raised(last.budget)])
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
         columns=["From (UTC)", "Spent and held, ε ≤", "Budget, ε"], rows=rows,
@@ -256,11 +261,18 @@ def _cross(x: float, y: float) -> Iterator[Markup]:
         yield line(x1=x1, x2=x2, y1=max(0.0, y - 4 * slope), y2=max(0.0, y + 4 * slope), class_="chart-refused")
 
 
-def _moments(across: Scale, *, now: datetime, refused: datetime | None, floor: float, right: float) -> Iterator[Markup]:
-    """Today, and the first refusal: words above the drawing that keep apart, over lines."""
-    shown: list[tuple[float, str, str]] = [(across(_seconds(now)), "today", "chart-quiet")]
-    if refused is not None:
-        shown.append((across(_seconds(refused)), "refused", "chart-bad"))
+#: What becomes of a release that some cannot afford, in a sentence and in a word.
+_BECOMES: Final[dict[OnExhausted, tuple[str, str]]] = {
+    "deny": ("is refused", "refused"),
+    "trim": ("leaves them out", "left out"),
+}
+
+
+def _moments(
+    across: Scale, moments: Sequence[tuple[datetime, str, str]], *, floor: float, right: float
+) -> Iterator[Markup]:
+    """Today, and perhaps the first refusal: words above the drawing that keep apart, over lines."""
+    shown = [(across(_seconds(at)), words, class_) for at, words, class_ in moments]
     places = apart([each[0] for each in shown], gap=52, lowest=_LEFT + 8, highest=right)
     yield line(x1=shown[0][0], x2=shown[0][0], y1=_TOP, y2=floor, class_="chart-now", dashes="1 3")
     for (_, words, label_class), place in zip(shown, places, strict=True):

@@ -115,6 +115,7 @@ def _forecast_chart(data: Mapping[str, Any], now: datetime) -> Markup | None:
         ],
         refused=charts.Foreseen(at=datetime.fromisoformat(first["at"]), standing=first["would_bring_to"]),
         what=first["text"],
+        on_exhausted=data["policy"]["on_exhausted"],
     )
 
 
@@ -238,9 +239,9 @@ def _forecast(
     """Which planned release is the first to be refused, in words too; one alone is no plan."""
     least = 1 if actor.sees_individuals else LEAST_RANGE
     is_plan = period is not None and len(period.releases) >= outlooks.LEAST_RELEASES
-    refusal = outlooks.first_refused(parts.database, book, period, least=least) if period and is_plan else None
-    said = outlooks.forecast(book, period, refusal, at=at)
-    if said is not None and refusal is not None:
+    outlook = outlooks.first_refused(parts.database, book, period, least=least) if period and is_plan else None
+    said = outlooks.forecast(book, period, outlook, at=at)
+    if said is not None and outlook is not None and (refusal := outlook.refusal) is not None:
         first = said["first"]
         series = outlooks.in_words(kind=first["kind"], mechanism=first["mechanism"], tasks=first["tasks"])
         first["text"] = f"{series}, number {first['number']:,} from now,"

@@ -41,11 +41,12 @@ ADMITTED: Final = frozenset({"held", "committed", "expired"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """What was admitted lately, oldest first, in the days since `start`."""
+    """What was admitted lately, oldest first, in the days since `start`; of few datapoints perhaps without them."""
 
     start: datetime
     days: float
     releases: tuple[Release, ...]
+    left_out: bool = False
 
     def offset(self, place: int) -> float:
         """How many days after its start a release was proposed."""
@@ -76,6 +77,14 @@ class Refusal:
     plan: tuple[Planned, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The first refusal, if there is one, and whether people who are too few to be told of were left out of it."""
+
+    refusal: Refusal | None
+    left_out: bool
+
+
 def lately(book: Book, *, at: datetime, least: int = 1) -> Period | None:
     """What was admitted in the last days; None in the first day, of which nothing follows.
 
@@ -88,28 +97,31 @@ def lately(book: Book, *, at: datetime, least: int = 1) -> Period | None:
     start = max(created, at - timedelta(days=RECENT_DAYS))
     since = stamp(start)
     recent: list[Release] = []
+    left_out = False
     for release in reversed(book.releases.values()):
         if release.at < since:
             break
-        if release.status in ADMITTED and release.datapoints >= least:
+        if release.status in ADMITTED and release.datapoints < least:
+            left_out = True
+        elif release.status in ADMITTED:
             if len(recent) == MOST_RELEASES:  # then the period begins with the one that is left out
                 start = datetime.fromisoformat(release.at)
                 break
             recent.append(release)
     days = max((at - start).total_seconds() / 86_400, 1e-6)
-    return Period(start=start, days=days, releases=tuple(reversed(recent)))
+    return Period(start=start, days=days, releases=tuple(reversed(recent)), left_out=left_out)
 
 
-def first_refused(database: Database, book: Book, period: Period, *, least: int = 1) -> Refusal | None:
-    """The first release that would be refused if the period repeats itself; None if none ever is."""
+def first_refused(database: Database, book: Book, period: Period, *, least: int = 1) -> Outlook:
+    """The first release that would be refused if the period repeats itself, of those who are at least so many."""
     numbers = tuple(release.number for release in period.releases)
-    return _REFUSALS.of(book, (numbers, least), lambda: _first_refused(database, book, period.releases, least))
+    return _OUTLOOKS.of(book, (numbers, least), lambda: _first_refused(database, book, period.releases, least))
 
 
-_REFUSALS: Remembered[Refusal | None] = Remembered()
+_OUTLOOKS: Remembered[Outlook] = Remembered()
 
 
-def _first_refused(database: Database, book: Book, releases: Sequence[Release], least: int) -> Refusal | None:
+def _first_refused(database: Database, book: Book, releases: Sequence[Release], least: int) -> Outlook:
     spendings: dict[tuple[int, int], Spending] = {}
     touching: dict[History, list[tuple[int, int]]] = {}
     for place, charged in enumerate(lives.parts(database, book, releases)):
@@ -123,6 +135,7 @@ def _first_refused(database: Database, book: Book, releases: Sequence[Release], 
         alike.setdefault(tuple(by), []).append(history)
     everybody = readings.everybody(book)
     found: list[Refusal] = []
+    left_out = False
     for touches, histories in alike.items():
         for ledger, plan in _plans((place, spendings[place, which]) for place, which in touches).items():
             budget = book.rules.ledgers.get(ledger)
@@ -131,6 +144,7 @@ def _first_refused(database: Database, book: Book, releases: Sequence[Release], 
             whole = Cost.sum([each.cost for each in plan])
             for history in histories:
                 if everybody[history].datapoints < least:
+                    left_out = True
                     continue
                 repetitions = budget.how_often(whole, after=readings.standing(budget, history, ledger=ledger))
                 if repetitions == SATURATED or (found and repetitions > found[0].repetitions):
@@ -144,7 +158,7 @@ def _first_refused(database: Database, book: Book, releases: Sequence[Release], 
                     found.clear()
                 if not found or (repetitions, place) == (found[0].repetitions, found[0].place):
                     found.append(one)
-    return _worst(book, found)
+    return Outlook(refusal=_worst(book, found), left_out=left_out)
 
 
 def _plans(spending: Iterable[tuple[int, Spending]]) -> dict[str, tuple[Planned, ...]]:
@@ -192,12 +206,18 @@ def reached(book: Book, refusal: Refusal) -> Cost:
     return Cost.sum([readings.standing(budget, refusal.history, ledger=refusal.ledger), *before, *last])
 
 
-def forecast(book: Book, period: Period | None, refusal: Refusal | None, *, at: datetime) -> dict[str, Any] | None:
-    """Which release is refused first, when, and how those stand whom it would bring over, as an answer."""
+def forecast(book: Book, period: Period | None, outlook: Outlook | None, *, at: datetime) -> dict[str, Any] | None:
+    """Which release is refused first, when, and how those stand whom it would bring over, as an answer.
+
+    `left_out` says that there are others, too few to be told of, who may be refused earlier.
+    """
     if period is None:
         return None
-    said = {"days": period.days, "releases": len(period.releases), "first": None, "note": NOTE}
-    if refusal is None:
+    left_out = period.left_out or (outlook is not None and outlook.left_out)
+    said = {
+        "days": period.days, "releases": len(period.releases), "left_out": left_out, "first": None, "note": NOTE,
+    }  # fmt: skip
+    if outlook is None or (refusal := outlook.refusal) is None:
         return said
     budget = book.rules.ledgers[refusal.ledger]
     days = min(refusal.repetitions * period.days + period.offset(refusal.place), FARTHEST_DAYS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -195,6 +196,37 @@ def test_pipelines_are_told_nothing_of_a_few(parts: Parts, call: Caller) -> None
     officer = call.ok("GET", path)
     assert officer["forecast"]["first"]["datapoints"] == 1
     assert officer["plan"]["like"] == alone
+
+
+def test_nobody_is_said_to_be_safe_where_a_few_were_left_out(parts: Parts, call: Caller) -> None:
+    """Everybody has a history of their own: a pipeline is told of nobody, and not that nobody will run out."""
+    with history(parts, days=10) as (name, maker):
+        for days, first in ((8, 0), (6, 20)):
+            released(maker, name, timedelta(days=days), **pure({"ranges": [[first, first + 20]]}, 0.01))
+        for person in range(40):  # each with a history of their own
+            released(maker, name, timedelta(days=2), **pure({"ranges": [[person, person + 1]]}, 0.001 * (person + 1)))
+    key = call.ok("POST", "/v1/keys", {"name": "a pipeline", "roles": ["pipeline"]})["secret"]
+    opened = {"Authorization": f"Bearer {key}"}
+    told = call.ok("GET", f"/populations/{name}/budget.json", headers=opened)["forecast"]
+    assert (told["releases"], told["first"], told["left_out"]) == (2, None, True)
+    page = call("GET", f"/populations/{name}/budget", headers=opened).text
+    assert "nobody of whom this key is told runs out" in page
+    assert "they are left out, and may have no room sooner" in page
+    assert "cost nobody anything" not in page
+    assert not call.ok("GET", f"/populations/{name}/budget.json")["forecast"]["left_out"]
+
+
+def test_under_a_policy_that_trims_nothing_is_said_to_be_refused(parts: Parts, call: Caller) -> None:
+    with history(parts, days=10, tasks=[("all", EVERYBODY, None)]) as (name, maker):
+        for days in (8, 4):
+            released(maker, name, timedelta(days=days), **pure({"task": "all"}, 0.2))
+        maker.change_policy(name, reason="nobody should wait for others", on_exhausted="trim")
+    page = call("GET", f"/populations/{name}/budget").text
+    going = page[page.index('id="ahead"') :]
+    assert "is the first to leave somebody out" in going
+    assert "leaves them out on" in going
+    assert "number 4 leaves somebody out" in going
+    assert "refused" not in re.sub(r"chart-refused", "", going)
 
 
 # ---------------------------------------------------------------- what is made up
