@@ -19,7 +19,7 @@ PARAMETERS = {"epsilon": 1.0, "delta": 1e-5, "labels_per_unit": 1, "rule": "geom
 def main() -> None:
     """Print the times, and whether the target is met."""
     y = np.random.default_rng(0).integers(0, LABELS, RECORDS)
-    rows = Rows(slots=RECORDS, unit=np.empty(0, dtype=np.int64), x=np.empty((0, 0), dtype=np.float32), y=y)
+    rows = Rows(slots=RECORDS, unit=np.arange(RECORDS), x=np.empty((RECORDS, 0), dtype=np.float32), y=y)
     release = Run(parameters=PARAMETERS, recipe={}, adjacency="add_remove", rows=[rows], noise=Noise.fresh())
     _, sizes = counted(rows, labels_per_unit=1)
     rule = TruncatedGeometric(epsilon=1.0, delta=1e-5)

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import secrets
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,13 +22,13 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
 _CHUNK: Final = 1 << 17  # normals at a time: what is between fits a cache
 _ZEROS: Final = bytes(8 * _CHUNK)
-_AHEAD: Final = 1 << 18  # normals at a time for what is to come
+_TOGETHER: Final = 1 << 18  # normals that a stream draws at a time
 _BLOCK: Final = 16  # bytes that the cipher may want beyond its output
 _GRID_BITS: Final = 10
 
@@ -124,43 +121,29 @@ class Noise:
             rest = len(part) - pairs
             torch.mul(radius[:rest], angle.sin_()[:rest], out=part[pairs:])
 
-    @contextmanager
-    def ahead(
-        self, size: int, *, times: int, device: torch.device | str = "cpu"
-    ) -> Iterator[Callable[[], torch.Tensor]]:
-        """A function that may be called so many `times`, each for `size` normals in float64, of a stream of its own.
+    def stream(
+        self, size: int, *, times: int, kept: int = 1, device: torch.device | str = "cpu"
+    ) -> Iterator[torch.Tensor]:
+        """So many `times`, `size` normals in float64, of a stream of their own.
 
-        Where torch leaves a core to spare, another thread draws them before they are asked for, since torch and the
-        cipher let go of Python's lock; they are the same elsewhere. What was drawn and not asked for is forgotten. A
-        vector may be changed, and is to be used before the next is asked for: its memory is filled again.
+        They are drawn many at a time. A vector may be changed, and stays until `kept` more were asked for: then its
+        memory is filled again.
         """
-        stream = Noise(self._drawn(32).tobytes(), releasable=self.releasable)
-        together = max(1, _AHEAD // max(size, 1))
-        blocks = torch.empty((2, min(together, times), size), dtype=torch.float64, device=device)
+        own = Noise(self._drawn(32).tobytes(), releasable=self.releasable)
+        together = max(1, _TOGETHER // max(size, 1))
+        blocks = torch.empty(
+            (2 + (kept - 1) // together, min(together, times), size), dtype=torch.float64, device=device
+        )
 
-        def filled() -> Iterator[torch.Tensor]:
-            """The two blocks in turn, the first of one vector alone, since somebody waits for it."""
-            start = 0
-            while start < times:
-                count = min(together, times - start) if start else 1
-                block = blocks[0 if start == 0 else (1 + (start - 1) // together) % 2, :count]
-                stream._fill(block.view(-1))
-                yield block
-                start += count
+        def vectors() -> Iterator[torch.Tensor]:
+            """The first block has one vector alone, since somebody waits for it."""
+            starts = [0, *range(1, times, together)] if times else []
+            for number, start in enumerate(starts):
+                block = blocks[number % len(blocks), : min(together, times - start) if start else 1]
+                own._fill(block.view(-1))
+                yield from block
 
-        coming = filled()
-        if torch.get_num_threads() < (os.cpu_count() or 1):
-            with ThreadPoolExecutor(1, thread_name_prefix="noise") as thread:
-
-                def meanwhile() -> Iterator[torch.Tensor]:
-                    waiting = thread.submit(next, coming, None)
-                    while (block := waiting.result()) is not None:
-                        waiting = thread.submit(next, coming, None)
-                        yield from block
-
-                yield meanwhile().__next__
-        else:
-            yield (vector for block in coming for vector in block).__next__
+        return vectors()
 
     def noisy(self, exact: torch.Tensor, deviation: float) -> torch.Tensor:
         """`exact` with Gaussian noise, in float64, on a grid of which the deviation is about a thousand steps."""

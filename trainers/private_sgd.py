@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainers.ahead import ahead
 from trainers.clipping import ClippedSum, Loss, clipping, cross_entropy, trainable
 from trainers.noise import grid_step
 
@@ -30,8 +32,8 @@ Gradient: TypeAlias = list[torch.Tensor]
 Combine: TypeAlias = Callable[[Sequence[Gradient]], Gradient]
 #: From the number of a step to the sources that it samples.
 Schedule: TypeAlias = Callable[[int], Sequence[int]]
-#: Standard normals in float64, one for each trainable weight.
-Draw: TypeAlias = Callable[[], torch.Tensor]
+
+_AHEAD: Final = 4  # samples that are drawn and laid out at a time, with their noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,16 @@ class Source:
         """What sums are divided by: the datapoints that a sample has on average, of slots and not of rows."""
         return max(1.0, self.sampling_probability * self.slots)
 
+    @property
+    def deviation(self) -> float:
+        """Of the noise on a sum."""
+        return self.noise_multiplier * self.clip_norm
+
+    @property
+    def grid(self) -> float:
+        """What noisy sums are multiples of."""
+        return grid_step(self.deviation)
+
     def batch(self, most: int) -> int:
         """Rows that are computed at a time: a public number that a sample seldom exceeds, but no more than `most`."""
         usual = self.rows_per_unit * self.expected
@@ -94,9 +106,8 @@ class Source:
             chosen = np.flatnonzero(sampled[self.unit])
         return torch.from_numpy(chosen).to(self.x.device)
 
-    def space(self, most: int) -> Space:
+    def space(self, size: int) -> Space:
         """Memory for what is computed at a time: to use it again takes less than to ask for more in every step."""
-        size = self.batch(most)
         return Space(x=self.x.new_zeros(size, *self.x.shape[1:]), y=self.y.new_zeros(size))
 
 
@@ -121,6 +132,21 @@ class Space:
             yield len(rows), min(max(0, usual - start), size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """All that chance decides of one gradient, whatever the weights: its noise, and its sample part by part."""
+
+    noise: torch.Tensor  # float64, one for each trainable weight, in steps of the grid
+    space: Space
+    parts: Iterator[tuple[int, int]]  # of the sample; the first is laid out already
+
+    @classmethod
+    def of(cls, source: Source, space: Space, noise: Noise, normals: torch.Tensor) -> Drawn:
+        """A sample, the first part of it laid out, and the noise that standard normals are."""
+        parts = space.parts(source, source.sample(noise))
+        return cls(noise=normals.mul_(source.deviation / source.grid), space=space, parts=chain([next(parts)], parts))
+
+
 def noisy_gradient(
     module: nn.Module,
     source: Source,
@@ -136,41 +162,25 @@ def noisy_gradient(
     `physical_batch` rows, all of one public size, so that what a row adds does not depend on how many others there are;
     in place of those that are missing stand others that add nothing.
     """
-    size, device = size_of(trainable(module)), source.x.device
+    parameters = trainable(module)
+    normals = noise.normals((size_of(parameters),), dtype=torch.float64, device=source.x.device)
     with clipping(module, loss=loss) as sums:
-        return _noisy_gradient(
-            module,
-            source,
-            noise,
-            sums=sums,
-            draw=lambda: noise.normals((size,), dtype=torch.float64, device=device),
-            normaliser=normaliser or source.expected,
-            space=source.space(physical_batch),
-        )
+        drawn = Drawn.of(source, source.space(source.batch(physical_batch)), noise, normals)
+        return _noisy_gradient(parameters, source, drawn, sums=sums, normaliser=normaliser or source.expected)
 
 
 def _noisy_gradient(
-    module: nn.Module,
-    source: Source,
-    noise: Noise,
-    *,
-    sums: ClippedSum,
-    draw: Draw,
-    normaliser: float,
-    space: Space,
+    parameters: Sequence[torch.Tensor], source: Source, drawn: Drawn, *, sums: ClippedSum, normaliser: float
 ) -> Gradient:
-    """The same for one of many steps, which share what was prepared of the network and what was drawn `ahead`."""
-    parameters = trainable(module)
-    deviation = source.noise_multiplier * source.clip_norm
-    step = grid_step(deviation)
-    total = draw().mul_(deviation / step)  # in steps of the grid: noise, to which the gradients are added
-    parts = unflattened(total, parameters)
+    """The same for one of many steps, which share what was prepared of the network."""
+    space, totals = drawn.space, unflattened(drawn.noise, parameters)  # noise, to which the gradients are added
     share = source.clip_norm / source.rows_per_unit
-    for count, usual in space.parts(source, source.sample(noise)):
+    for count, usual in drawn.parts:
         clipped = sums(space.x, space.y, clip_norm=share, count=count, usual=usual)
-        for part, each in zip(parts, clipped, strict=True):
-            part.add_(each, alpha=1 / step)
-    gradient = total.round_().to(torch.float32).mul_(step / normaliser)
+        for total, each in zip(totals, clipped, strict=True):
+            total.add_(each, alpha=1 / source.grid)
+    # As float32 first, which takes less time: a cell of the grid is an interval all the same, public and as long.
+    gradient = drawn.noise.to(torch.float32).round_().mul_(source.grid / normaliser)
     return unflattened(gradient, parameters)
 
 
@@ -208,23 +218,19 @@ def train(
     """Take `steps` noisy steps, each from the sources that `schedule` names (all of them if there is none)."""
     parameters = trainable(module)
     move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
-    spaces = [source.space(physical_batch) for source in sources]
     places = [range(len(sources)) if schedule is None else schedule(step) for step in range(steps)]
-    with (
-        clipping(module, loss=loss) as sums,
-        noise.ahead(size_of(parameters), times=sum(map(len, places)), device=parameters[0].device) as draw,
-    ):
+    normals = noise.stream(size_of(parameters), times=sum(map(len, places)), kept=_AHEAD, device=parameters[0].device)
+    sizes = [source.batch(physical_batch) for source in sources]
+    spaces = {size: [sources[0].space(size) for _ in range(_AHEAD)] for size in set(sizes)}
+
+    def draws() -> Iterator[Drawn]:
+        for number, place in enumerate(chain.from_iterable(places)):
+            yield Drawn.of(sources[place], spaces[sizes[place]][number % _AHEAD], noise, next(normals))
+
+    with clipping(module, loss=loss) as sums, ahead(draws(), most=_AHEAD) as drawn:
         for step, sampled in enumerate(places):
             gradients = [
-                _noisy_gradient(
-                    module,
-                    sources[place],
-                    noise,
-                    sums=sums,
-                    draw=draw,
-                    normaliser=sources[place].expected,
-                    space=spaces[place],
-                )
+                _noisy_gradient(parameters, sources[place], next(drawn), sums=sums, normaliser=sources[place].expected)
                 for place in sampled
             ]
             move(combine(gradients))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import labels
 from benchmarks.__main__ import names, run
 from benchmarks.streams import Task, blurred
 
@@ -40,3 +41,11 @@ def test_blurred_tasks_hold_every_row_once(share: float) -> None:
     assert np.array_equal(np.sort(rows), np.arange(500))
     assert all(np.array_equal(task.y // 2, task.x[:, 0] // 100) for task in made)
     assert {len(np.unique(task.y)) for task in made} == {10 if share else 2}
+
+
+def test_label_release_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With few records, so that the benchmark is known to run."""
+    monkeypatch.setattr(labels, "RECORDS", 20_000)
+    monkeypatch.setattr(labels, "LABELS", 50)
+    labels.main()
+    assert "20,000 records, 50 labels, 50 of them carried" in capsys.readouterr().out

@@ -43,12 +43,11 @@ class Hushed(Noise):
         super()._fill(drawn)
         drawn.mul_(self.share)
 
-    @contextmanager
-    def ahead(
-        self, size: int, *, times: int, device: torch.device | str = "cpu"
-    ) -> Iterator[Callable[[], torch.Tensor]]:
-        with super().ahead(size, times=times, device=device) as draw:
-            yield lambda: draw().mul_(self.share)
+    def stream(
+        self, size: int, *, times: int, kept: int = 1, device: torch.device | str = "cpu"
+    ) -> Iterator[torch.Tensor]:
+        for vector in super().stream(size, times=times, kept=kept, device=device):
+            yield vector.mul_(self.share)
 
     def spherical_laplace(self, size: int, scale: float) -> torch.Tensor:
         if self._plain is None:  # whose normals are whole: a norm is drawn from them

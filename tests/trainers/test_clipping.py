@@ -208,6 +208,20 @@ def test_one_row_never_adds_more_than_the_norm(name: str) -> None:
             assert float(flat(part).double().norm()) <= 0.25
 
 
+@pytest.mark.parametrize("width", [784, 1024, 3072, 27_648, 150_528, 1 << 20])
+def test_wide_rows_add_no_more_than_the_norm(width: int) -> None:
+    """In float32 a long sum of squares loses what is small beside it: plain grey, and a few bright spots on it."""
+    module, y = nn.Linear(width, 2), torch.zeros(1, dtype=torch.int64)
+    nn.init.zeros_(module.weight)
+    rows = [torch.full((width,), grey) for grey in (0.1, 1 / 3, 0.55, 0.9)]
+    for spots in (1, 8, 32):
+        rows.append(torch.full((width,), 2.0**-12.55))
+        rows[-1][:spots] = 1
+    for x in rows:
+        found = flat(clipped_sum(module, x[None], y, clip_norm=0.01)).double()
+        assert 0.01 * (1 - 1e-5) <= float(found.norm()) <= 0.01
+
+
 def test_no_norm_of_the_catalog_is_lost_to_the_least_float() -> None:
     """At 1e-30 a row of 1e18 would add 1.4 times the norm: its share rounds up to the least float there is."""
     module, y = nn.Linear(1, 1, bias=False), torch.zeros(1, dtype=torch.int64)
@@ -365,6 +379,23 @@ def test_rows_that_leave_the_first_axis_are_refused() -> None:
 
     with pytest.raises(InvalidInput, match="first axis"):
         clipped_sum(Folded(), torch.randn(ROWS, 2, 3), torch.zeros(ROWS, dtype=torch.int64), clip_norm=1.0)
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(6), Own()])
+def test_a_sequence_as_long_as_a_batch_is_not_taken_for_its_rows(layer: nn.Module) -> None:
+    """Layers that put places before rows, as torch's transformers do unless told otherwise, whoever clips them."""
+
+    class Transposed(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+            self.head = nn.Linear(6, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layer(x.transpose(0, 1)).mean(0))
+
+    with pytest.raises(InvalidInput, match="first axis"):
+        clipped_sum(Transposed(), torch.randn(ROWS, ROWS, 6), torch.zeros(ROWS, dtype=torch.int64), clip_norm=1.0)
 
 
 def test_what_nobody_can_clip_is_refused() -> None:

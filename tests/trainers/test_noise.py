@@ -95,14 +95,15 @@ def test_no_copy_and_no_key_in_words() -> None:
     assert repr(noise) == "Noise(releasable=True)"
 
 
-def test_normals_drawn_ahead_are_a_stream_of_their_own() -> None:
+def test_normals_of_a_stream_are_its_own() -> None:
     def some(size: int, calls: int) -> list[torch.Tensor]:
         noise = Noise.repeatable(SEED)
-        with noise.ahead(size, times=calls) as draw:
-            return [draw().clone() for _ in range(calls)] + [noise.normals((size,), dtype=torch.float64)]
+        drawn = [vector.clone() for vector in noise.stream(size, times=calls)]
+        return [*drawn, noise.normals((size,), dtype=torch.float64)]
 
     for size, calls in ((3, 9_000), (70_000, 3)):
         first, second = some(size, calls), some(size, calls)
+        assert len(first) == calls + 1
         assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
         drawn = torch.cat(first).numpy()
         assert len(set(drawn.tolist())) == len(drawn)
@@ -110,21 +111,18 @@ def test_normals_drawn_ahead_are_a_stream_of_their_own() -> None:
     inside = some(5, 2)[-1]
     noise = Noise.repeatable(SEED)
     noise._drawn(32)
-    assert torch.equal(inside, noise.normals((5,), dtype=torch.float64))  # what is drawn ahead takes none of it
+    assert torch.equal(inside, noise.normals((5,), dtype=torch.float64))  # the stream takes none of it
 
 
-def test_a_core_to_spare_changes_nothing_but_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    for cores in (1, 1000):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        with Noise.repeatable(SEED).ahead(40_000, times=9) as draw:
-            drawn.append(torch.cat([draw().clone() for _ in range(9)]))
-    assert torch.equal(*drawn)
-
-
-def test_what_goes_wrong_ahead_is_raised() -> None:
-    with pytest.raises(RuntimeError), Noise.repeatable(SEED).ahead(5, times=1, device="meta:99x") as draw:
-        draw()
+@pytest.mark.parametrize("size", [30_000, 100_000, 300_000])
+def test_vectors_of_a_stream_stay_as_long_as_they_are_kept(size: int) -> None:
+    """Several of them lie in one block, or each in its own."""
+    kept, times = 4, 12
+    drawn = [vector.clone() for vector in Noise.repeatable(SEED).stream(size, times=times)]
+    last: list[torch.Tensor] = []
+    for number, vector in enumerate(Noise.repeatable(SEED).stream(size, times=times, kept=kept), start=1):
+        last = [*last, vector][-kept:]
+        assert all(torch.equal(*pair) for pair in zip(last, drawn[number - len(last) : number], strict=True))
 
 
 @pytest.mark.parametrize("probability", [0.0, 1e-6, 2.0**-16, 0.3, 0.5, 0.999, 1.0])

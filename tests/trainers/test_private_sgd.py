@@ -17,6 +17,7 @@ from trainers.ports import Rows
 from trainers.private_sgd import Adam, Gradient, Sgd, Source, noisy_gradient, train
 
 SLOTS = 40
+LOOKS = {2, 3}  # rows of zeros that show on which axis rows are
 
 
 def network() -> nn.Module:
@@ -90,7 +91,7 @@ def test_parts_are_of_one_public_size(model: str) -> None:
     module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
     for seed in range(8):
         noisy_gradient(module, given, Noise.repeatable(seed))
-    assert sizes == {given.batch(512)}
+    assert sizes - LOOKS == {given.batch(512)}
 
 
 @pytest.mark.parametrize("others", [1, 3])
@@ -132,11 +133,13 @@ def test_nobody_takes_as_long_as_everybody(physical_batch: int) -> None:
         module, passes = network(), list[int]()
         module.register_forward_pre_hook(lambda _, inputs, passes=passes: passes.append(len(inputs[0])))
         given = source(without=without, sampling_probability=1.0)
-        usual = [part[1] for part in given.space(physical_batch).parts(given, given.sample(Noise.repeatable(0)))]
+        usual = [
+            part[1] for part in given.space(given.batch(physical_batch)).parts(given, given.sample(Noise.repeatable(0)))
+        ]
         noisy_gradient(module, given, Noise.repeatable(0), physical_batch=physical_batch)
         taken.append((passes, usual))
     assert taken[0] == taken[1]
-    assert len(taken[0][0]) == (SLOTS / 4 if physical_batch == 4 else 1)
+    assert sum(size not in LOOKS for size in taken[0][0]) == (SLOTS / 4 if physical_batch == 4 else 1)
     assert sum(taken[0][1]) == SLOTS
 
 
