@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from accountant.events import (
     Adjacency,
@@ -37,6 +38,7 @@ from accountant.events import (
 from tests.accountant.strategies import ADJACENCIES
 from tests.trainers.streams import Artifact
 from tests.trainers.test_every_mechanism import EXAMPLES, MECHANISMS, SIZE, linear
+from trainers.backbones import Backbone, Entry
 from trainers.catalog import CATALOG
 from trainers.catalog.parameters import read
 from trainers.catalog.quotes import Quoted
@@ -59,6 +61,12 @@ RADIUS, MODULUS, ITERATIONS = 2.0, 0.5, 3
 CONVEX: Final[Document] = {
     "shape": [WIDE], "radius": RADIUS, "modulus": MODULUS, "iterations": ITERATIONS, "bias": False, **NAMES,
 }  # fmt: skip
+
+
+def wide(*, size: int) -> nn.Module:
+    """A backbone whose one layer FiLM tunes: a scale, which starts at 1, and a shift for each value of a row."""
+    del size
+    return nn.Sequential(nn.Flatten(), nn.LayerNorm(WIDE))
 
 
 class Recorder(Noise):
@@ -112,6 +120,7 @@ class Case:
     recipe: Document
     look: Callable[[Ran], list[Left]]
     inputs: Mapping[str, Artifact] = field(default_factory=dict)
+    backbones: Mapping[str, Backbone] = field(default_factory=dict)  # of rows of WIDE values
     sizes: Sequence[int] = (40, 52, 64, 76)  # slots of charges that do not say which: all different
 
 
@@ -188,6 +197,7 @@ def run_of(
     if before is not None and "previous" in row.releases:
         recipe["previous"], inputs["previous.0"] = ["rel_test"], Artifact(before)
     width = recipe.get("inputs") or recipe.get("feature_size") or math.prod(recipe.get("shape", [SIZE]))
+    width = WIDE if case.backbones else width
     assert row.module is not None
     module = importlib.import_module(row.module)
     noise.coins = []
@@ -204,6 +214,7 @@ def run_of(
                 ],
                 noise=noise,
                 inputs=inputs,
+                backbones=case.backbones,
             )
         )
     return Ran(
@@ -259,11 +270,14 @@ def echo(values: Vector) -> float:
 # How noise is read off a release
 
 
-def sums_of_gradients(clip: float, *, divided: bool = True) -> Callable[[Ran], list[Left]]:
-    """Each coin goes with a gradient, and by its slots with a charge; sums are divided by what a sample expects."""
+def sums_of_gradients(clip: float, *, divided: bool = True, ones: Sequence[str] = ()) -> Callable[[Ran], list[Left]]:
+    """Each coin goes with a gradient, and by its slots with a charge; sums are divided by what a sample expects.
+
+    Weights start at 0, but for those that start at `ones`.
+    """
 
     def look(ran: Ran) -> list[Left]:
-        released = flat(list(ran.made.tensors.values()))
+        released = flat([tensor - float(name in ones) for name, tensor in ran.made.tensors.items()])
         torch.testing.assert_close(released, -RATE * torch.stack(ran.followed).sum(0), rtol=1e-5, atol=1e-6)
         charge_of = {count: place for place, count in enumerate(ran.slots)}
         if ran.quoted.one_sum:
@@ -405,7 +419,20 @@ CASES: Final[Mapping[str, Sequence[Case]]] = {
                 **NAMES,
             },
             look=sums_of_gradients(0.7),
-        )
+        ),
+        Case(
+            runs=[STEPS],
+            recipe={
+                "backbone": "wide",
+                "adapter": "film",
+                "optimiser": "sgd",
+                "learning_rate": RATE,
+                "momentum": 0.0,
+                **NAMES,
+            },
+            look=sums_of_gradients(0.7, ones=["body.module.1.weight"]),
+            backbones={"wide": Backbone(Entry(name="wide", factory=f"{__name__}:wide"))},
+        ),
     ],
     "cosine-classifier": [
         Case(runs=[{"noise_multiplier": 1.3}], recipe={"feature_size": WIDE, **NAMES}, look=of_labels)
