@@ -12,7 +12,7 @@ from service.api import populations as populations_api
 from service.api.audits import Audit
 from service.api.context import Service
 from service.dashboard import charts
-from service.dashboard.charts import Interval, Rates
+from service.dashboard.charts import Interval, Rates, Terms
 from service.dashboard.decisions import carried_out, must_be_confirmed, reason_of
 from service.dashboard.pages import Asked, Data, Done, action, page
 from service.dashboard.policies import lifting
@@ -52,6 +52,7 @@ def every(
     return {
         **found,
         "query": {"population": population, "status": status},
+        "violations": empirical.violations(parts.database, population=population or None, status=status or None),
         "statuses": empirical.STATUSES,
         "populations": _names(parts, actor),
         "may_plan": may(actor, audits_api.plan),
@@ -72,6 +73,7 @@ def _intervals(name: str, title: str, items: list[dict[str, Any]]) -> Any:
                 label=f"{each['mechanism']}: {each['audit']}",
                 lower=each["lower_bound"]["epsilon_lower"],
                 promise=each["promise"]["epsilon"],
+                terms=Terms(delta=each["promise"]["delta"], unit=each["unit"]),
                 confidence=each["lower_bound"]["confidence"],
                 verdict=each["verdict"],
                 link=f"/audits/{each['id']}",

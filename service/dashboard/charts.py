@@ -63,7 +63,12 @@ class Terms:
     proof_status: str = "proved"
 
     def __str__(self) -> str:
-        return f"δ = {self.delta:g}, per {self.unit}, {bound(self.proof_status)}"
+        return f"{self.at}, {bound(self.proof_status)}"
+
+    @property
+    def at(self) -> str:
+        """Without saying which bound it is."""
+        return f"δ = {self.delta:g}, per {self.unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,7 @@ class Interval:
     label: str
     lower: float | None
     promise: float | None
+    terms: Terms
     confidence: float
     verdict: Verdict
     link: str | None = None
@@ -552,6 +558,8 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         if not broken
         else f"{broken:,} of {len(intervals):,} disprove a promise: at least so much leaked, and less was promised."
     )
+    if terms := {each.terms.at for each in intervals}:
+        said += f" Both at {min(terms)}." if len(terms) == 1 else " Each at its own δ and per its own unit."
     if len(drawn) < len(intervals):
         said += f" The first {len(drawn)} are drawn, and all are in the table."
     marks: list[Markup] = []
@@ -587,14 +595,14 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         ]
     rows: list[list[str | Cell]] = [
         [
-            _linked(each.label, each.link), lowered(at_least(each.lower)), raised(at_most(each.promise)),
+            _linked(each.label, each.link), lowered(at_least(each.lower)), raised(at_most(each.promise)), each.terms.at,
             _percent(each.confidence), each.verdict,
         ]
         for each in intervals
     ]  # fmt: skip
     return figure(
         name=name, title=title, about=said, height=bottom + 38, marks=marks,
-        columns=["Audit", "Found, ε ≥", "Promised, ε ≤", "Confidence", "Verdict"], rows=rows,
+        columns=["Audit", "Found, ε ≥", "Promised, ε ≤", "At", "Confidence", "Verdict"], rows=rows,
     )  # fmt: skip
 
 

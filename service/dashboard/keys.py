@@ -24,7 +24,7 @@ Reader = Annotated[Actor, as_in(keys_api.list_all)]
 LogReader = Annotated[Actor, as_in(keys_api.log)]
 Maker = Annotated[Actor, as_in(keys_api.create)]
 Revoker = Annotated[Actor, as_in(keys_api.revoke, keys_api.list_all)]
-_PAGE = 50
+_PAGE, _KEYS = 50, 100
 _MOST_CHECKED = 10_000  # entries that are compared whenever somebody looks
 #: What each role may do, in a sentence.
 MAY = {
@@ -39,7 +39,13 @@ MAY = {
 @page(router, "/keys", title="Keys", question="Who may come in?", template="keys.html")
 def every(parts: Service, actor: Reader, cursor: Annotated[str | None, Query(max_length=1000)] = None) -> Data:
     """Oldest first, without their secrets."""
-    return {**keys_api.list_all(parts, actor, limit=100, cursor=cursor), "own": actor.id, "may": MAY, "query": {}}
+    return {
+        **keys_api.list_all(parts, actor, limit=_KEYS, cursor=cursor),
+        "live": keys.live(parts.database),
+        "own": actor.id,
+        "may": MAY,
+        "query": {},
+    }
 
 
 @page(router, "/keys/log", title="Log of keys", question="Who let whom in, and why?", template="key_log.html")

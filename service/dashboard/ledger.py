@@ -17,9 +17,8 @@ from service.cursors import cursor_of, number_from
 from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound
-from service.operations import keys, reports, verifications
+from service.operations import evidence, keys, reports, verifications
 from service.operations.keys import Actor
-from service.store.writer import stamp
 
 router = APIRouter()
 Visitor = Annotated[Actor, as_in(ledger_api.entries)]
@@ -41,7 +40,6 @@ _ENTRY = text(
     "SELECT number, previous, hash, kind, body FROM entry "
     "WHERE population_id = (SELECT id FROM population WHERE name = :name) AND number = :number"
 )
-_LAST = text("SELECT number, at FROM checkpoint ORDER BY number DESC LIMIT 1")
 
 
 def _entries(
@@ -61,7 +59,7 @@ def _entries(
         }  # fmt: skip
         with parts.database.transaction() as connection:
             rows = connection.execute(_PAGE, asked).all()
-            signed = connection.execute(_LAST).one_or_none()
+            signed = evidence.last_signed(connection)
         items = []
         for row in rows[:PAGE]:
             document = from_canonical(bytes(row.body))
@@ -78,7 +76,8 @@ def _entries(
             "kinds": list(KINDS),
             "entries_in_all": book.number,
             "head": book.chain.link.hash.hex(),
-            "checkpoint": None if signed is None else {"number": signed.number, "at": stamp(signed.at)},
+            "checkpoint": None if signed is None else {**signed, "covers": signed["covers"].get(population)},
+            "checkpoint_seconds": parts.settings.checkpoint_seconds,
             "verified": verifications.last(parts.database, [population]).get(population),
             "may_verify": may(actor, ledger_api.verify),
             "items": items,

@@ -73,7 +73,13 @@ def one(name: str, parts: Service, actor: Reader) -> Data:
                 }
             )
             audits += [
-                {"id": audit.id, "population": book.name, "name": audit.name, "verdict": audit.verdict}
+                {
+                    "id": audit.id,
+                    "population": book.name,
+                    "name": audit.name,
+                    "verdict": audit.verdict,
+                    "stage": audit.stage,
+                }
                 for audit in book.audits.values()
                 if audit.mechanism == name
             ]

@@ -17,7 +17,7 @@ from service.dashboard.pages import page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.dashboard.words import since
-from service.operations import readings, reports, verifications
+from service.operations import evidence, readings, reports, verifications
 from service.operations.keys import Actor
 from service.operations.populations import is_made_up
 from service.store.writer import stamp
@@ -40,7 +40,6 @@ _HOLDS = text(
     "JOIN population ON population.id = hold.population_id "
     "WHERE hold.expires_at IS NOT NULL ORDER BY hold.expires_at LIMIT :most"
 )
-_CHECKPOINT = text("SELECT number, at FROM checkpoint ORDER BY number DESC LIMIT 1")
 _SERIOUS: Final = frozenset({"error", "warning"})
 _MATTERS: Final = frozenset({"held", "committed", "expired"})
 
@@ -137,7 +136,7 @@ def overview(
     with parts.database.transaction() as connection:
         heads = connection.execute(_HEADS, {"most": _MOST_POPULATIONS}).all()
         holds = connection.execute(_HOLDS, {"most": HOLDS_SHOWN}).all()
-        signed = connection.execute(_CHECKPOINT).one_or_none()
+        signed = evidence.last_signed(connection)
     seen = [_GLANCES.of(parts, row.name, bytes(row.hash)) for row in heads]
     seen.sort(key=lambda each: (each["share_available"], each["name"]))
     findings = [{"population": each["name"], **finding} for each in seen for finding in each["findings"]]
@@ -157,7 +156,14 @@ def overview(
         "holds": [
             {"release": row.release, "population": row.name, "expires_at": stamp(row.expires_at)} for row in holds
         ],
-        "checkpoint": None if signed is None else {"number": signed.number, "at": stamp(signed.at)},
+        "checkpoint": None
+        if signed is None
+        else {
+            "number": signed["number"],
+            "at": signed["at"],
+            "grown": sum(row.number > signed["covers"].get(row.name, 0) for row in heads),
+        },
+        "checkpoint_seconds": parts.settings.checkpoint_seconds,
     }
 
 

@@ -57,7 +57,7 @@ def choose(
 
 
 def documents(population: str, first: date | None, last: date | None) -> dict[str, str]:
-    """Where the report of a period is: for people, and for machines. The last day is part of it."""
+    """Where the report of a period is, for people and for machines, and how a terminal gets it. It has the last day."""
     after = None if last is None else last + timedelta(days=1)
     path = f"/populations/{population}/report/document"
     query = {
@@ -67,6 +67,13 @@ def documents(population: str, first: date | None, last: date | None) -> dict[st
     return {
         "html": address(path, **query),
         "json": address(path, **query, format="json"),
+        "command": " ".join(
+            [
+                f"stint export {population} --report",
+                *(f"--{name} {day}" for name, day in query.items() if day),
+                "--format html",
+            ]
+        ),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from service.api.context import Parts, Service
 from service.dashboard.pages import Data, page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in
-from service.dashboard.words import plural
+from service.dashboard.words import duration, plural
 from service.operations import jobs
 from service.operations.keys import Actor
 from service.printed import moment
@@ -96,12 +95,12 @@ def _signed(connection: Connection, parts: Parts, now: datetime) -> dict[str, An
     patience = 3 * parts.settings.checkpoint_seconds + 60
     if row is None:  # it is due so long after the first start, whatever the times in the ledger say
         waited = (now - connection.execute(_SINCE).scalar_one()).total_seconds()
-        soon = f"The first checkpoint is signed within {_hours(parts.settings.checkpoint_seconds)} of the start."
+        soon = f"The first checkpoint is signed within {duration(parts.settings.checkpoint_seconds)} of the start."
         return _check(
             "checkpoint",
             newest is None or waited <= patience,
             "There is nothing to sign yet." if newest is None else soon,
-            f"No checkpoint has been signed yet, {_hours(waited)} after the first key was made.",
+            f"No checkpoint has been signed yet, {duration(waited)} after the first key was made.",
         )
     behind = 0.0 if newest is None or newest <= row.at else (now - row.at).total_seconds()
     return _check(
@@ -110,10 +109,6 @@ def _signed(connection: Connection, parts: Parts, now: datetime) -> dict[str, An
         f"Checkpoint {row.number:,} was signed on {_moment(row.at)}.",
         f"Checkpoint {row.number:,} is the last, of {_moment(row.at)}, and entries came after it.",
     )
-
-
-def _hours(seconds: float) -> str:
-    return plural(math.ceil(seconds / 60), "minute") if seconds < 7200 else plural(math.ceil(seconds / 3600), "hour")
 
 
 def _moment(at: datetime | None) -> str:

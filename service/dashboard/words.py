@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +41,7 @@ STATES: Final[dict[str, tuple[str, str, str]]] = {
     "claimed": ("claimed", "warn", "bang"),
     "refuted": ("refuted", "bad", "cross"),
     # jobs, and audits under way
+    "planned": ("planned", "plain", "clock"),
     "queued": ("queued", "plain", "clock"),
     "running": ("running", "warn", "clock"),
     "failed": ("failed", "bad", "cross"),
@@ -126,6 +128,15 @@ _LENGTHS: Final = (
 )
 
 
+def duration(seconds: float) -> str:
+    """How long something takes at most, in minutes or hours.
+
+    >>> duration(3600), duration(86_400)
+    ('60 minutes', '24 hours')
+    """
+    return plural(math.ceil(seconds / 60), "minute") if seconds < 7200 else plural(math.ceil(seconds / 3600), "hour")
+
+
 def expiring(text: str, now: datetime) -> str:
     """When a hold ends; one that is overdue waits for the sweeper.
 
@@ -203,5 +214,5 @@ def code(text: object) -> Markup:
 FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
-    "who": who, "expiring": expiring, "bound": bound, "titled": titled, "adjacent": adjacent,
+    "who": who, "expiring": expiring, "duration": duration, "bound": bound, "titled": titled, "adjacent": adjacent,
 }  # fmt: skip

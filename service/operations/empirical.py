@@ -71,6 +71,11 @@ _PAGE = text(
     'AND (CAST(:before AS text) IS NULL OR audit.id COLLATE "C" < :before) '
     'ORDER BY audit.id COLLATE "C" DESC LIMIT :limit'
 )
+_VIOLATIONS = text(
+    "SELECT count(*) FROM audit JOIN population ON population.id = audit.population_id "
+    "WHERE (CAST(:population AS text) IS NULL OR population.name = :population) "
+    "AND (CAST(:status AS text) IS NULL OR audit.status = :status) AND audit.verdict = 'violation'"
+)
 _BEGIN = text(
     "UPDATE audit SET attempt = attempt + 1, status = 'running', worker = :worker, step = 0, error = NULL, "
     "lease_until = now() + make_interval(secs => :lease), started_at = coalesce(started_at, now()) "
@@ -396,6 +401,13 @@ def page(
         return [dict(row) for row in connection.execute(_PAGE, asked).mappings()]
 
 
+def violations(database: Database, *, population: str | None, status: str | None) -> int:
+    """How many audits like this disproved a promise, on whatever page they are."""
+    with database.transaction() as connection:
+        found: int = connection.execute(_VIOLATIONS, {"population": population, "status": status}).scalar_one()
+    return found
+
+
 def shown(row: Mapping[str, Any], book: Book) -> dict[str, Any]:
     """An audit as an answer: what was planned and what followed by the ledger, how far it is by its row."""
     audit = book.audits[row["id"]]
@@ -404,6 +416,7 @@ def shown(row: Mapping[str, Any], book: Book) -> dict[str, Any]:
     return {
         "id": audit.id,
         "population": book.name,
+        "unit": book.unit,
         "status": row["status"],
         "mechanism": audit.mechanism,
         "audit": audit.name,

@@ -50,6 +50,7 @@ _CHECKPOINTS = text(f"{_ALL} ORDER BY number")
 _CHECKPOINT = text(f"{_ALL} WHERE number = :number")
 _NEWEST = text(f"{_ALL} ORDER BY number DESC LIMIT 1000")
 _LAST = text("SELECT heads FROM checkpoint ORDER BY number DESC LIMIT 1")
+_LAST_SIGNED = text("SELECT number, at, heads FROM checkpoint ORDER BY number DESC LIMIT 1")
 # Clocks of several processes may differ, and a clock may go back: then the newest of all covers what there is.
 _SINCE = text(
     "SELECT number, at, payload, signature, public_key, heads FROM checkpoint "
@@ -124,6 +125,15 @@ def checkpoints(database: Database) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in _shown(row["number"], row).items() if name != "heads"} for row in reversed(rows)
     ]
+
+
+def last_signed(connection: Connection) -> dict[str, Any] | None:
+    """The newest checkpoint, and up to which entry it covers each ledger that it knows."""
+    row = connection.execute(_LAST_SIGNED).one_or_none()
+    if row is None:
+        return None
+    covers = {each["population"]: each["number"] for each in json.loads(bytes(row.heads))}
+    return {"number": row.number, "at": stamp(row.at), "covers": covers}
 
 
 def one_checkpoint(database: Database, number: int) -> dict[str, Any]:

@@ -44,6 +44,7 @@ _LIST = text(
     "SELECT id, name, prefix, roles, created_at, expires_at, revoked, last_used_at FROM api_key "
     'WHERE id COLLATE "C" > :after ORDER BY id COLLATE "C" LIMIT :limit'
 )
+_LIVE = text("SELECT count(*) FROM api_key WHERE NOT revoked AND (expires_at IS NULL OR expires_at > :now)")
 _LOCKED = text("SELECT id, name, revoked FROM api_key WHERE id = :id FOR UPDATE")
 _NAMES = text("SELECT id, name FROM api_key WHERE id = ANY(:ids)")
 _REVOKE = text("UPDATE api_key SET revoked = true WHERE id = :id")
@@ -149,6 +150,13 @@ def listed(database: Database, *, after: str, limit: int) -> list[dict[str, Any]
     """The next keys, oldest first, without their secrets; their ids sort by time."""
     with database.transaction() as connection:
         return [_shown(row) for row in connection.execute(_LIST, {"after": after, "limit": limit}).mappings()]
+
+
+def live(database: Database) -> int:
+    """How many keys open anything now: neither revoked nor ended."""
+    with database.transaction() as connection:
+        found: int = connection.execute(_LIVE, {"now": datetime.now(UTC)}).scalar_one()
+    return found
 
 
 def names(database: Database, ids: Iterable[str]) -> dict[str, str]:

@@ -40,7 +40,15 @@ meters = st.lists(
     max_size=20,
 )
 intervals = st.lists(
-    st.builds(Interval, label=names, lower=bounds, promise=bounds, confidence=st.floats(0, 1), verdict=verdicts),
+    st.builds(
+        Interval,
+        label=names,
+        lower=bounds,
+        promise=bounds,
+        terms=st.sampled_from([TERMS, Terms(delta=0.0, unit="record")]),
+        confidence=st.floats(0, 1),
+        verdict=verdicts,
+    ),
     max_size=20,
 )
 rates = st.lists(st.builds(Rates, false_positive=st.floats(0, 1), true_positive=st.floats(0, 1)), max_size=20)
@@ -127,7 +135,7 @@ ALL = {
     "interval": lambda name: charts.interval_chart(
         name="c",
         title=name,
-        intervals=[Interval(label=name, lower=0.5, promise=1.0, confidence=0.97, verdict="consistent")],
+        intervals=[Interval(label=name, lower=0.5, promise=1.0, terms=TERMS, confidence=0.97, verdict="consistent")],
     ),
     "curve": lambda name: charts.curve(name="c", title=name, epsilon=1.0, delta=1e-5, points=[]),
 }
@@ -328,7 +336,7 @@ def test_a_fuller_bin_is_no_lower_and_somebody_is_always_seen(few: int, more: in
 @given(lower=st.floats(0, 10), promise=st.floats(0, 10), shift=st.floats(0.2, 5), verdict=verdicts)
 def test_a_higher_bound_is_further_right(lower: float, promise: float, shift: float, verdict: Verdict) -> None:
     found = [
-        Interval(label="a", lower=value, promise=promise, confidence=0.95, verdict=verdict)
+        Interval(label="a", lower=value, promise=promise, terms=TERMS, confidence=0.95, verdict=verdict)
         for value in (lower, lower + shift)
     ]
     made = svg(charts.interval_chart(name="c", title="t", intervals=found))
@@ -359,9 +367,9 @@ def test_what_is_spent_is_rounded_up_and_what_is_found_down() -> None:
         meters=[Meter(label="a", spent=1.23401, held=None, available=0.99999, budget=2.5)],
     )
     assert rows(made) == [["a", "1.24", "∞", "0.999", "2.5"]]
-    audit = Interval(label="a", lower=0.99999, promise=1.00001, confidence=0.969999, verdict="consistent")
+    audit = Interval(label="a", lower=0.99999, promise=1.00001, terms=TERMS, confidence=0.969999, verdict="consistent")
     assert rows(charts.interval_chart(name="c", title="t", intervals=[audit])) == [
-        ["a", "0.999", "1.01", "96.99 %", "consistent"]
+        ["a", "0.999", "1.01", "δ = 1e-06, per user", "96.99 %", "consistent"]
     ]
 
 
@@ -371,10 +379,11 @@ def test_what_is_not_known_is_not_available() -> None:
 
 
 def test_a_violation_is_said_in_words() -> None:
-    audit = Interval(label="a", lower=3.0, promise=1.0, confidence=0.97, verdict="violation")
+    audit = Interval(label="a", lower=3.0, promise=1.0, terms=TERMS, confidence=0.97, verdict="violation")
     made = charts.interval_chart(name="c", title="t", intervals=[audit])
     assert "✗ violation" in made
     assert "1 of 1 disprove a promise" in made
+    assert "Both at δ = 1e-06, per user." in made
 
 
 def test_those_with_least_available_come_first_and_the_rest_is_in_the_table() -> None:

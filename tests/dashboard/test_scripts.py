@@ -60,6 +60,18 @@ def test_a_filter_swaps_the_table_its_address_and_where_the_data_is(sight: Sight
     sight.is_content()
 
 
+def test_a_filter_of_audits_swaps_what_they_say_and_whose_is_scheduled(sight: Sight) -> None:
+    page = sight.open("/audits")
+    without_reload(sight)
+    assert "disprove" in page.locator("p.lead").inner_text()
+    page.get_by_label("Population").select_option("demo")
+    page.wait_for_url("**/audits?population=demo**")
+    page.locator("p.lead").get_by_text("No audit has been planned that this filter shows").wait_for()
+    assert page.get_by_role("link", name="Schedule an audit…").get_attribute("href") == "/audits/new?population=demo"
+    assert was_swapped(sight)
+    sight.is_content()
+
+
 def test_a_what_if_brings_everything_that_depends_on_it_up_to_date(sight: Sight) -> None:
     page = sight.open(f"/populations/{CLINIC}/budget")
     without_reload(sight)

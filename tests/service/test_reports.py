@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import pairwise
@@ -18,6 +19,7 @@ from accountant.errors import Refused
 from service import cli
 from service.client import Stint, dp_sgd
 from service.operations import reports
+from service.printed import carried_in
 from service.signing import is_signed
 from service.store.writer import stamp
 from service.sweeper import checkpoint, sweep
@@ -359,3 +361,21 @@ def test_reports_at_the_command_line(
     assert cli.main(["export", story["late"], "--report", *period]) == 2
     with Stint(house.url, house.secrets["auditor"]) as client, pytest.raises(ValueError, match="population or about"):
         client.report()
+
+
+def test_the_command_beside_a_report_gives_the_same_document(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STINT_URL", house.url)
+    monkeypatch.setenv("STINT_KEY", house.secrets["auditor"])
+    name = house.population(5)
+    asked = {"from": "2020-01-01", "to": "2099-12-31"}
+    found = house.auditor.ask("GET", f"/populations/{name}/report.json", params=asked, status=200).json()
+    command = found["documents"]["command"]
+    assert command == f"stint export {name} --report --from 2020-01-01 --to 2100-01-01 --format html"
+    file = tmp_path / "r.html"
+    assert cli.main([*shlex.split(command)[1:], "-o", str(file)]) == 0
+    shown = house.auditor.ask("GET", found["documents"]["html"], status=200).content
+    one, other = (carried_in(each)["report"] for each in (file.read_bytes(), shown))
+    moving = {"made_at": "", "to": ""}  # the period ends now, which is later the second time
+    assert one | moving == other | moving

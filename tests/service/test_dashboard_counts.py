@@ -1,0 +1,80 @@
+"""What pages count is counted over everything, and not over the page that is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.dashboard import audits as audit_pages
+from service.dashboard import keys as key_pages
+from service.operations import empirical, keys
+from service.store.writer import Operation
+from service.sweeper import checkpoint
+from tests.service.harness import Caller, Local, local
+from tests.service.test_refuted_evidence import violated
+
+
+def test_violations_are_counted_on_whatever_page_they_are(
+    service: Local, call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = call.population(count=60, epsilon=2.0, delta=1e-5)
+    violated(call, service.parts, name)
+    later = {"population": name, "mechanism": "dp-sgd", "audit": "weights after one step", "samples": 1000}
+    call.ok("POST", "/v1/audits", later)
+    monkeypatch.setattr(audit_pages, "_PAGE", 1)
+    page = call("GET", f"/audits?population={name}").text
+    assert "1 audit disproves a promise" in page
+    assert "δ = 1e-05, per user" in page  # beside what was promised
+    assert "No audit here disproves its promise" in call("GET", f"/audits?population={name}&status=queued").text
+    monkeypatch.setattr(audit_pages, "_PAGE", 50)
+    assert "Both at δ = 1e-05, per user." in call("GET", f"/audits?population={name}").text
+
+
+def test_a_mechanism_says_of_each_audit_how_far_it_came(service: Local, call: Caller) -> None:
+    name = call.population(count=60, epsilon=2.0, delta=1e-5)
+    asked = {"population": name, "mechanism": "dp-sgd", "audit": "weights after one step", "samples": 1000}
+    planned, lost = (call.ok("POST", "/v1/audits", asked)["id"] for _ in range(2))
+    with service.parts.database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE audit SET waits_since = now() - interval '1 day' WHERE id = %s", (lost,))
+    decide = empirical.fall_silent(audit=lost, wait_seconds=60)
+    operation = Operation(population=name, actor="tests", decide=decide, uses_sql=True)
+    service.parts.writer.submit(operation).result(60)
+    stages = {each["id"]: each["stage"] for each in call.ok("GET", "/mechanisms/dp-sgd.json")["audits"]}
+    assert (stages[planned], stages[lost]) == ("planned", "abandoned")
+    page = call("GET", "/mechanisms/dp-sgd").text
+    assert "queued" not in page
+    assert "abandoned" in page
+
+
+def test_keys_that_have_ended_open_nothing_and_are_not_counted(
+    service: Local, call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def live() -> int:
+        count: int = call.ok("GET", "/keys.json")["live"]
+        return count
+
+    before, database = live(), service.parts.database
+    keys.create(database, name="ended", roles=["worker"], expires_in_days=-1)
+    assert live() == before
+    revoked = keys.create(database, name="to be revoked", roles=["worker"])["id"]
+    assert live() == before + 1
+    keys.revoke(database, revoked)
+    monkeypatch.setattr(key_pages, "_KEYS", 1)
+    assert live() == before
+    assert f"{before} key" in call("GET", "/keys").text
+
+
+def test_what_is_signed_is_told_up_to_the_entry_that_was_signed() -> None:
+    with local(checkpoint_seconds=14_400.0) as alone:
+        call = alone.call
+        name = call.population(count=10)
+        ledger = f"/populations/{name}/ledger"
+        assert "not yet; one is made every 4 hours" in call("GET", ledger).text
+        assert "one is made every 4 hours" in call("GET", "/overview").text
+        checkpoint(alone.parts)
+        assert "up to this head" in call("GET", ledger).text
+        assert call.ok("GET", "/overview.json")["checkpoint"]["grown"] == 0
+        call.ok("POST", f"/v1/populations/{name}/datapoints", {"count": 1})
+        assert "up to entry 2; the rest is signed with the next" in call("GET", ledger).text
+        assert "1 of 1 has entries since" in call("GET", "/overview").text
+        other = call.population()
+        assert "which does not have this ledger yet" in call("GET", f"/populations/{other}/ledger").text
