@@ -174,11 +174,17 @@ class Worker:
     async def attempt(self, job: str) -> None:
         """One attempt at a job, from its token to its end; nothing is raised for what may happen to anybody."""
         begin = self._begin_audit if empirical.is_audit(job) else self._begin_job
+        beginning = asyncio.create_task(asyncio.to_thread(begin, job))
         try:
-            begun = await asyncio.to_thread(begin, job)
+            begun = await asyncio.shield(beginning)
         except SQLAlchemyError:
             _log.warning("job %s could not be begun", job, exc_info=True)
             return  # its ticket is gone, and the sweeper writes another
+        except asyncio.CancelledError:  # told to stop, and yet it may begin: nobody can call back a thread
+            with suppress(SQLAlchemyError):
+                if (late := await beginning) is not None:
+                    await self._stand_down(late)
+            raise
         if begun is None:
             return
         try:
@@ -187,12 +193,16 @@ class Worker:
             _log.exception("attempt %s of %s could not be watched", begun.token, begun.job)
             outcome = Outcome(error="internal")
         except asyncio.CancelledError:  # told to stop
-            self._staging.discard(begun.job, begun.token)
-            await asyncio.to_thread(self._decide, begun, _stood_down(begun))
-            self._say(f"{begun.job}: stopped; it waits for another worker.")
+            await self._stand_down(begun)
             raise
-        if outcome is not None:
-            await self._settle(begun, outcome)
+        if outcome is None:
+            return
+        settling = asyncio.create_task(self._settle(begun, outcome))
+        try:
+            await asyncio.shield(settling)
+        except asyncio.CancelledError:  # it is made, and leaves if it still can
+            await settling
+            raise
 
     def _begin_job(self, job: str) -> Begun | BegunAudit | None:
         return jobs.begin(self._parts.database, job, worker=self.name, lease_seconds=self._lease)
@@ -313,18 +323,22 @@ class Worker:
     async def _settle(self, begun: Begun | BegunAudit, outcome: Outcome) -> None:
         """Commit and publish, or say why not; asked again until the answer is known, since days of work may hang on it.
 
-        Whoever is told to stop meanwhile leaves it to others: the job's row says what became of it.
+        Whoever is told to stop meanwhile ends what it is about to decide, and leaves it to others if that is not known.
         """
         job, token = begun.job, begun.token
         ends = time.monotonic() + self._parts.settings.job_seconds
         ending = await asyncio.to_thread(self._ending, begun, outcome)
         became = None if ending is None else await asyncio.to_thread(self._decide, begun, ending[0])
-        while became is None and time.monotonic() < ends:
+        while became is None and time.monotonic() < ends and not self._stopping.is_set():
             await asyncio.sleep(self._tick)
             ending = ending or await asyncio.to_thread(self._ending, begun, outcome)
             became = None if ending is None else await asyncio.to_thread(self._decide, begun, ending[0])
         error = None if ending is None else ending[1]
-        if became == "committed" and isinstance(begun, Begun):
+        if became is None and self._stopping.is_set():
+            await self._stand_down(begun)
+        elif became == "refused":
+            await asyncio.to_thread(self._staging.discard, job, token)
+        elif became == "committed" and isinstance(begun, Begun):
             await asyncio.to_thread(self._staging.publish, job, token, begun.release)
             self._say(f"{job}: committed as {begun.release}.")
         elif became == "concluded":
@@ -336,6 +350,12 @@ class Worker:
             else:
                 log = self._staging.log(job, token)
                 self._say(f"{job}: attempt {token} failed: {error}. The worker's own log is {log}.")
+
+    async def _stand_down(self, begun: Begun | BegunAudit) -> None:
+        """Leave the job to another worker. What is staged goes only if so it is: a commit may have been durable."""
+        if await asyncio.to_thread(self._decide, begun, _stood_down(begun)) == "queued":
+            await asyncio.to_thread(self._staging.discard, begun.job, begun.token)
+            self._say(f"{begun.job}: stopped; it waits for another worker.")
 
     def _ending(self, begun: Begun | BegunAudit, outcome: Outcome) -> tuple[Decide, str | None] | None:
         """What is to be decided of an attempt that ended, and the code if it failed; None while nobody can tell."""
@@ -383,7 +403,6 @@ class Worker:
             if problem.name == "busy":
                 return None
             self._say(f"{begun.job}: {problem}")
-            self._staging.discard(begun.job, begun.token)
             return "refused"
         except (SQLAlchemyError, psycopg.Error, TimeoutError):
             _log.warning("what became of attempt %s of %s is not known yet", begun.token, begun.job, exc_info=True)

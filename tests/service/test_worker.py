@@ -325,6 +325,36 @@ def test_a_running_job_is_cancelled_and_its_worker_goes_on(alone: Local, tmp_pat
     call.verify(population)
 
 
+@pytest.mark.parametrize("where", ["begun", "checked"])
+def test_a_worker_that_is_told_to_stop_leaves_nothing_half_done(alone: Local, where: str, tmp_path: Path) -> None:
+    """What just began waits for another worker and does not count; what is made leaves, since nothing else is to do."""
+    call, population, uri = alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue=where))
+    process = worker(alone.parts, "--queue", where, planted=f"{where}={tmp_path}")
+    try:
+        ends = time.monotonic() + work.SECONDS
+        while not (tmp_path / "reached").exists():
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        process.terminate()
+        time.sleep(0.5)  # in which it would have gone, were nothing to be waited for
+        assert process.poll() is None
+    finally:
+        (tmp_path / "go").touch()
+        said = ended(process)
+    assert process.returncode == 0, said
+    found = call.ok("GET", f"/v1/jobs/{made['id']}")
+    if where == "begun":
+        assert (found["status"], found["attempt"], found["attempts"]) == ("queued", 1, 3)
+        assert statuses(call, made["id"]) == [("queued", 0, None), ("running", 1, None), ("queued", 1, None)]
+        call.ok("POST", f"/v1/jobs/{made['id']}/cancel")
+    else:
+        assert (found["status"], found["attempt"]) == ("committed", 1)
+        artifact(alone, found)
+    assert staged(alone) == []
+    call.verify(population)
+
+
 def test_on_a_terminal_a_bar_shows_steps_epsilon_and_the_time_left(alone: Local, tmp_path: Path) -> None:
     """On a real one; elsewhere there are lines and nothing is written over."""
     call, population, uri = alone.call, people(alone.call), data(alone.parts)

@@ -10,6 +10,8 @@ unchecked=away  the worker finds no database when it would first check what was 
 die=commit      the worker kills itself (-9) when it would commit; die=publish: when it has committed
 outage=FOLDER   the worker writes the number of its database process to `reached` in the folder when it is about to
                 commit a release, everything but that done, and goes on when `go` is there; once
+begun=FOLDER    the worker puts `reached` into the folder when it has begun an attempt, and goes on when `go` is there;
+                checked=FOLDER: when it would check what was made
 pause=commit    the worker stops itself when it would commit, until somebody wakes it; pause=decision: within the
                 transaction that would, with its population locked
 """
@@ -101,6 +103,14 @@ def _in_worker(module: Any) -> None:
 
         return struck
 
+    def after(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+        def waiting(*arguments: Any, **named: Any) -> Any:
+            found = function(*arguments, **named)
+            _wait(folder)
+            return found
+
+        return waiting
+
     match PLANTED:
         case {"die": "commit"}:
             module.jobs.commit = before(module.jobs.commit, fall(signal.SIGKILL))
@@ -110,6 +120,10 @@ def _in_worker(module: Any) -> None:
             commit, stops = module.jobs.commit, [fall(signal.SIGSTOP)]
             # Once: a decision whose connection is lost is made again.
             module.jobs.commit = lambda **named: before(commit(**named), lambda: stops and stops.pop()())
+        case {"begun": folder}:
+            module.jobs.begin = after(module.jobs.begin, Path(folder))
+        case {"checked": folder}:
+            module.audits.Gathered = before(module.audits.Gathered, lambda: _wait(Path(folder)))
         case {"die": "publish"}:
             module.Staging.publish = fall(signal.SIGKILL)
         case {"unchecked": kind}:
@@ -124,6 +138,12 @@ def _in_worker(module: Any) -> None:
                     raise away.pop()
 
             module.audits.Gathered = before(module.audits.Gathered, unlucky)
+
+
+def _wait(folder: Path) -> None:
+    (folder / "reached").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
 
 
 def _in_writer(module: Any) -> None:
