@@ -74,6 +74,10 @@ ERRORS: Final[Mapping[str, str]] = {
 _FINAL: Final = frozenset(
     {"data.shape", "recipe.invalid", "finding.denied", "audit.violation", "population.status", "unreleasable"}
 )
+#: Findings that numbers in a file can bring about; all others follow from its names, shapes and types, or the ledger.
+_OF_NUMBERS: Final = frozenset(
+    {"artifact.not_finite", "artifact.unreadable", "artifact.example_counts", "noise.repeated", "noise.shared"}
+)
 
 _INSERT = text(
     "INSERT INTO job (id, release, population_id, actor, queue, device, mechanism, parameters, recipe, data, epsilon, "
@@ -282,7 +286,9 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], audited: Audite
 
     Asked again by an attempt that did not hear the answer, it changes nothing and answers the same. From a population
     that was frozen meanwhile nothing leaves, nothing of a mechanism that an audit blocks, and nothing with a finding
-    for which the policy denies a release: the job fails, and its release is voided.
+    for which the policy denies a release: the job fails, and its release is voided. If numbers of the file alone deny
+    it, which are what was paid for, it is spent without an artifact: to void it would tell something of them for
+    nothing. What voids it is seen whatever the numbers are, and so is all that is said of it.
     """
     findings = () if audited is None else audited.findings
 
@@ -300,9 +306,13 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], audited: Audite
         if book.blocking(row["mechanism"]):
             return _retried_or_failed(book, at, connection, row, "audit.violation")
         if denied := denying(findings, book.policy.findings):
-            # Codes alone: what more there is to say was computed from a file that nobody pays for.
-            codes = sorted({each.code for each in denied})
-            return _retried_or_failed(book, at, connection, row, "finding.denied", evidence={"findings": codes})
+            codes = {each.code for each in denied}
+            if seen := sorted(codes - _OF_NUMBERS):
+                return _retried_or_failed(book, at, connection, row, "finding.denied", evidence={"findings": seen})
+            _end(connection, row, "failed", at, error="finding.denied")
+            reason = f"nothing left the worker, and what was paid for tells why: {', '.join(sorted(codes))}"
+            spent: Body = {"kind": "release.committed", "release": known.id, "reason": reason}
+            return Outcome(bodies=[spent], status=200, respond=lambda _: {"status": "failed"})
         body: Body = {"kind": "release.committed", "release": known.id, "artifact": dict(artifact)}
         if audited is not None:
             body["checked"] = list(audited.checked)
@@ -557,7 +567,7 @@ def _sentence(status: str, attempt: int, error: str | None) -> str:
         case "committed":
             return f"Attempt {attempt} is committed."
         case "failed":
-            return f"It was given up after {attempt} attempts, and its release voided{because}."
+            return f"It was given up after {attempt} attempts, and nothing of it left the worker{because}."
         case _:
             return "It was cancelled, and its release voided."
 

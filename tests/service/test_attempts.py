@@ -46,7 +46,7 @@ def must_have_left_nothing(house: Local, population: str, identity: str, error: 
     assert (found["status"], found["error"], found["artifact"]) == ("failed", error, None)
     assert statuses(call, identity) == given_up(error)
     message = call.ok("GET", f"/v1/jobs/{identity}/logs")["lines"][-1]["message"]
-    assert message == f"It was given up after 2 attempts, and its release voided: {ERRORS[error]}."
+    assert message == f"It was given up after 2 attempts, and nothing of it left the worker: {ERRORS[error]}."
     assert call.ok("GET", f"/v1/releases/{found['release']}")["status"] == "voided"
     assert call("GET", f"/v1/releases/{found['release']}/artifact").status_code == 409
     assert nobody_is_charged(call, population)

@@ -18,6 +18,9 @@ from procrastinate.schema import SchemaManager
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from accountant.audit.checklist import Audited
+from accountant.audit.findings import RULES as CHECKED
+from accountant.audit.findings import Finding
 from accountant.canonical import canonical
 from service.api.context import Parts
 from service.app import create_app
@@ -400,6 +403,37 @@ def test_nothing_leaves_a_population_that_was_frozen_meanwhile(call: Caller, par
     assert (found["status"], found["error"], found["artifact"]) == ("failed", "population.status", None)
     assert call.reading(population, 0) == {**call.reading(population, 0), "spent": 0.0, "held": 0.0}
     call.verify(population)
+
+
+def test_what_numbers_alone_deny_is_spent(call: Caller, parts: Parts, population: str) -> None:
+    """That weights are not finite says something of them. Nobody learns that for nothing, nor that they are finite."""
+
+    def ended_with(*codes: str) -> tuple[str, float, dict[str, Any]]:
+        before = call.reading(population, 0)["spent"]
+        identity = submit(call, population)
+        findings = tuple(
+            Finding(code=code, basis="checked", severity=CHECKED[code].severity, message="It is so.") for code in codes
+        )
+        audited = Audited(findings=findings, checked=tuple(CHECKED))
+        decide = jobs.commit(job=identity, token=begun(parts, identity), artifact=ARTIFACT, audited=audited)
+        assert decided(parts, population, decide) == {"status": "failed"}
+        found = call.ok("GET", f"/v1/jobs/{identity}")
+        assert (found["status"], found["error"], found["artifact"]) == ("failed", "finding.denied", None)
+        release = call.ok("GET", f"/v1/releases/{found['release']}")
+        assert release["artifact"] is None
+        assert call("GET", f"/v1/releases/{found['release']}/artifact").status_code == 409
+        now = call.reading(population, 0)
+        assert now["held"] == 0.0
+        call.verify(population)
+        return release["status"], now["spent"] - before, call.entries(population)[-1]["body"]
+
+    status, paid, said = ended_with("artifact.not_finite", "artifact.unreadable")
+    assert (status, paid > 0) == ("committed", True)
+    assert "artifact.not_finite, artifact.unreadable" in said["reason"]
+    # What a name tells is the same whatever the numbers are, and so is what becomes of it, and all that is said.
+    both, alone = ended_with("artifact.not_finite", "artifact.batch_norm"), ended_with("artifact.batch_norm")
+    assert both[:2] == alone[:2] == ("voided", 0.0)
+    assert both[2]["evidence"]["findings"] == alone[2]["evidence"]["findings"] == ["artifact.batch_norm"]
 
 
 def test_a_job_is_tried_as_often_as_allowed_and_then_voided(call: Caller, parts: Parts, population: str) -> None:
