@@ -45,7 +45,7 @@ YEARS: Final = 3
 REPEATS: Final = 9
 TARGET: Final = 0.3
 NAME: Final = "large"
-#: Every page; `{release}` is a committed one, `{denied}` and `{held}` are what they say.
+#: Every page; `{release}` is a committed one, `{denied}`, `{held}` and the others are what they say.
 PAGES: Final = (
     "/overview",
     f"/populations/{NAME}/budget",
@@ -61,6 +61,7 @@ PAGES: Final = (
     "/releases/{held}",
     "/releases/{release}/engines",
     "/releases/{held}/void",
+    "/releases/{held}/commit",
     f"/populations/{NAME}/ledger",
     f"/populations/{NAME}/entry?number=3",
     f"/populations/{NAME}/verify",
@@ -68,14 +69,36 @@ PAGES: Final = (
     f"/populations/{NAME}/policy/change",
     f"/populations/{NAME}/policy/change?preview=yes&epsilon=1.2&accepts=proved&deny=error",
     f"/populations/{NAME}/policy/change?preview=yes&delta=1e-7&accepts=proved&deny=error",
+    f"/populations/{NAME}/status?to=frozen",
     f"/populations/{NAME}/report",
     "/mechanisms",
     "/mechanisms/dp-sgd",
     "/audits",
+    "/audits/{audit}",
+    "/audits/new?mechanism=dp-sgd",
     "/jobs",
+    "/jobs/{job}",
+    "/jobs/{job}/cancel",
     "/keys",
+    "/keys/new",
+    "/keys/log",
+    "/keys/{key}/revoke",
     "/system",
+    "/verify",
 )
+#: That is never run: what it would read is not there.
+JOB: Final = {
+    "population": NAME,
+    "scope": {"ranges": [[0, 1000]]},
+    "mechanism": {
+        "name": "dp-sgd",
+        "parameters": {"noise_multiplier": 1000.0, "sampling_probability": 0.01, "steps": 4, "clip_norm": 1.0},
+    },
+    "recipe": {
+        "model": "linear", "shape": [4], "learning_rate": 0.1, "label_source": "prior", "label_names": ["0", "1"],
+    },
+    "data": {"uri": "nowhere.npz", "x": "x", "y": "y"},
+}  # fmt: skip
 #: What is made while one waits: told, and held to no target.
 DOCUMENTS: Final = (f"/populations/{NAME}/report/document?from={{quarter}}",)
 
@@ -149,9 +172,16 @@ def report(address: str, key: str) -> None:
         for name, status in (("release", "committed"), ("denied", "denied"), ("held", "held")):
             listed = client.get(f"/v1/releases?population={NAME}&status={status}", headers=opened)
             names[name] = json.loads(listed.text)["items"][0]["id"]
+
+        def made(path: str, asked: object) -> str:
+            answer = client.post(path, json=asked, headers=opened).raise_for_status().json()
+            return str(answer["id"])
+
         for _ in range(AUDITS):
             audit = {"population": NAME, "mechanism": "dp-sgd", "audit": "weights after one step", "samples": 500}
-            client.post("/v1/audits", json=audit, headers=opened).raise_for_status()
+            names["audit"] = made("/v1/audits", audit)
+        names["job"] = made("/v1/jobs", JOB)
+        names["key"] = made("/v1/keys", {"name": "another", "roles": ["worker"]})
         budget = client.get(f"/v1/populations/{NAME}/budget", headers=opened).json()
         print(
             f"Pages of {budget['datapoints']:,} datapoints in {budget['cohorts']:,} cohorts, after {RELEASES:,} "
