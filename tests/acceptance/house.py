@@ -9,7 +9,7 @@ import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -35,6 +35,7 @@ class House:
 
     stint: Stint
     folder: Path
+    committed: list[str] = field(default_factory=list)  # the mechanisms of jobs that were, in their order
 
     def arrays(self, **arrays: Any) -> str:
         """A file of the worker's side."""
@@ -84,6 +85,7 @@ class House:
         card = json.loads((path.parent / "card.json").read_text(encoding="utf-8"))
         assert card["mechanism"]["name"] == mechanism
         assert card["guarantee"]["bound"] == "upper"
+        self.committed.append(release["declared"]["mechanism"]["name"])  # as the ledger has it
         return artifacts.read(path, release=submitted.release, sha256=ended["artifact"]["sha256"])
 
     def spent(self, population: str, ordinal: int) -> float:
