@@ -61,6 +61,11 @@ def launched() -> Iterator[Browser]:
             browser.close()
 
 
+def _runs_scripts(name: str) -> bool:
+    runs: bool = SIGHTS[name].get("java_script_enabled", True)
+    return runs
+
+
 @dataclass
 class Sight:
     """A page of a browser that notes everything it complains about."""
@@ -69,12 +74,13 @@ class Sight:
     context: BrowserContext
     page: Page
     complaints: list[str] = field(default_factory=list)
+    reader: Page | None = None  # where axe looks at what was seen without scripts
 
     @classmethod
     def of(cls, browser: Browser, name: str, *, url: str, key: str | None, **more: Any) -> Sight:
         """A window as `SIGHTS` says, signed in by the form if there is a key."""
         context = browser.new_context(base_url=url, reduced_motion="reduce", **SIGHTS[name], **more)
-        if SIGHTS[name].get("java_script_enabled", True):
+        if _runs_scripts(name):
             context.add_init_script(_WATCH)
         made = cls(name, context, context.new_page())
         made.page.set_default_timeout(15_000)
@@ -107,14 +113,15 @@ class Sight:
 
     def is_content(self) -> None:
         """No error, no warning, and nothing that the page's policy had to stop."""
-        if SIGHTS[self.name].get("java_script_enabled", True):
+        if _runs_scripts(self.name):
             self.complaints += self.page.evaluate("window.stintRefused")
         assert self.complaints == [], f"{self.page.url}: {self.complaints}"
 
     def is_accessible(self) -> None:
         """No violation of WCAG 2 A and AA that axe can find."""
-        self.page.evaluate(AXE.read_text(encoding="utf-8") + ";0")
-        found = self.page.evaluate(
+        page = self.page if _runs_scripts(self.name) else self._read()
+        page.evaluate(AXE.read_text(encoding="utf-8") + ";0")
+        found = page.evaluate(
             "rules => axe.run(document, {runOnly: {type: 'tag', values: rules}, resultTypes: ['violations']})", RULES
         )
         broken = [
@@ -123,6 +130,24 @@ class Sight:
             for node in rule["nodes"]
         ]
         assert broken == [], self.page.url + "\n" + "\n".join(broken)
+
+    def _read(self) -> Page:
+        """What is seen without scripts, in a window that runs axe, which needs timers, and no script of the site."""
+        if self.reader is None:
+            browser = self.context.browser
+            assert browser is not None
+            self.reader = browser.new_context(**SIGHTS[self.name] | {"java_script_enabled": True}).new_page()
+            self.reader.route("**/*.js*", lambda route: route.fulfill(body="", content_type="text/javascript"))
+        seen, url = self.page.content(), self.page.url.partition("#")[0]
+        self.reader.route(url, lambda route: route.fulfill(body=seen, content_type="text/html; charset=utf-8"))
+        self.reader.goto(url, wait_until="load")
+        self.reader.unroute(url)
+        return self.reader
+
+    def close(self) -> None:
+        """All windows that it opened."""
+        for each in (self.context, *([] if self.reader is None else [self.reader.context])):
+            each.close()
 
     def fits(self) -> None:
         """Nothing sticks out of the window."""

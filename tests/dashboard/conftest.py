@@ -37,4 +37,4 @@ def sights(browser: Browser, house: House) -> Iterator[dict[str, Sight]]:
     opened = {name: Sight.of(browser, name, url=house.url, key=house.key) for name in SIGHTS}
     yield opened
     for each in opened.values():
-        each.context.close()
+        each.close()

@@ -9,7 +9,6 @@ is registered.
 
 from __future__ import annotations
 
-import random
 import socket
 import threading
 import time
@@ -288,8 +287,3 @@ def scores(planned: dict[str, Any], *, shift: float) -> dict[str, Any]:
         "bounds": [series.bound_to(bound)],
         "roc": [point._asdict() for point in bounds.roc(inside, outside, points=40)],
     }
-
-
-def shuffled(links: set[str]) -> list[str]:
-    """Links in an order that is the same every time and favours nobody."""
-    return sorted(links, key=lambda link: random.Random(link).random())

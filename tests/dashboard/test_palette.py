@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from service import printed
 from service.dashboard import palette
 
 STATIC = Path(palette.__file__).parent / "static"
+PRINTED = Path(printed.__file__).parent / "templates" / "style.css"
 THEMES = {"light": palette.LIGHT, "dark": palette.DARK, "print": palette.PRINT}
 
 
@@ -57,3 +59,20 @@ def test_style_sheets_use_only_colours_that_exist() -> None:
         own = set(re.findall(r"(--[a-z-]+)\s*:", text))
         used = set(re.findall(r"var\((--[a-z-]+)", text))
         assert used - own <= {f"--{name}" for name in palette.LIGHT}, sheet.name
+
+
+def test_documents_have_few_colours_that_can_be_read_on_every_ground() -> None:
+    """They stand alone, so their colours are inside: once for light, once for dark, once for paper, and no others."""
+    text = PRINTED.read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", rule)) for rule in re.findall(r":root {([^}]*)}", text)]
+    assert len(themes) == 3
+    assert {frozenset(theme) for theme in themes} == {frozenset({"ink", "paper", "line", "quiet", "band"})}
+    assert not re.search(r"#[0-9a-fA-F]{3,8}\b|(?:rgb|hsl)a?\(", re.sub(r":root {[^}]*}", "", text))
+    for theme in themes:
+        for pair, least in [
+            (pair, least)
+            for pairs, least in ((palette.TEXT, 4.5), (palette.GRAPHICS, 3))
+            for pair in pairs
+            if set(pair) <= set(theme)
+        ]:
+            assert palette.contrast(*(theme[name] for name in pair)) >= least, (pair, theme)
