@@ -310,7 +310,8 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], audited: Audite
             if seen := sorted(codes - _OF_NUMBERS):
                 return _retried_or_failed(book, at, connection, row, "finding.denied", evidence={"findings": seen})
             _end(connection, row, "failed", at, error="finding.denied")
-            reason = f"nothing left the worker, and what was paid for tells why: {', '.join(sorted(codes))}"
+            because = ", ".join(sorted(codes))
+            reason = f"it counts as left, and nothing did, since numbers that were paid for deny it: {because}"
             spent: Body = {"kind": "release.committed", "release": known.id, "reason": reason}
             return Outcome(bodies=[spent], status=200, respond=lambda _: {"status": "failed"})
         body: Body = {"kind": "release.committed", "release": known.id, "artifact": dict(artifact)}

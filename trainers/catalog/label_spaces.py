@@ -104,7 +104,8 @@ def tellable(names: Sequence[str]) -> int:
     >>> tellable(["a"] * 3), tellable(["a" * 200] * 1_000_000)
     (3, 292682)
     """
-    names = names[:MAX_TOLD]
+    if len(names) > MAX_TOLD:
+        names = names[:MAX_TOLD]
     if _spelled_bytes(names) <= MAX_TOLD_BYTES:
         return len(names)
     return bisect(list(accumulate(_spelled_bytes([name]) for name in names)), MAX_TOLD_BYTES)

@@ -47,10 +47,10 @@ def run(run: Run) -> Made:
     rule = RULES[given["rule"]](epsilon=each.epsilon, delta=each.delta)
     labels, sizes = counted(rows, labels_per_unit=given["labels_per_unit"])
     names = texts(labels[told(sizes, rule, run.noise)])
-    most = tellable(names)
-    left_out = {"labels_left_out": len(names) - most} if most < len(names) else {}
     run.progress(1, 1)
-    return Made(tensors={}, facts={"labels": names[:most], **left_out})
+    if (most := tellable(names)) == len(names):
+        return Made(tensors={}, facts={"labels": names})
+    return Made(tensors={}, facts={"labels": names[:most], "labels_left_out": len(names) - most})
 
 
 def counted(rows: Rows, *, labels_per_unit: int) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
