@@ -46,9 +46,10 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ("{:035}", 900_000, 900_000),
         ("[{{,,,{}", 700_000, 700_000),
         ("{}", 1_000_001, 1_000_000),
+        ("-9{:018}", 1_000_000, 1_000_000),
         ('{:06}"\\\t\x01' + "ü" * 180, 160_000, 60_000_000 // 393),
     ],
-    ids=["long", "brackets", "many", "signs"],
+    ids=["long", "brackets", "many", "numbers", "signs"],
 )
 def test_as_many_labels_as_can_be_told_are_read_by_everybody(name: str, count: int, most: int, tmp_path: Path) -> None:
     """Whoever reads a file has the same limits as who writes it, whatever stands in the names."""
