@@ -47,6 +47,7 @@ MEMORY_BATCH: Final = 1024
 PLAIN_RATE: Final = 0.2  # step size without privacy
 RATES: Final = {1.0: 0.5, 8.0: 2.0}  # with it: what fits ε, whatever the stream
 NAIVE_RATES: Final = {1.0: 0.5, 8.0: 1.0}  # of whoever has nothing to hold on to
+PROJECTION_RATES: Final = {1.0: 0.3, 8.0: 1.0}  # of whoever only looks at memories, and follows its own task
 HEAD_RATES: Final = {1.0: 0.1, 8.0: 0.3}  # of an ensemble's heads
 DIGITS: Final = [str(digit) for digit in range(10)]
 COLUMNS: Final = "{:<38}{:>5}{:>10}{:>12}{:>8}{:>8}{:>8}  {}"
@@ -182,9 +183,8 @@ def episodic(tasks: Sequence[Task], epsilon: float, combine: str) -> Learned:
         life = EpisodicMemory(**plan, memory_noise_multiplier=noise).life(1, "memory", tasks=len(tasks))
         low, high = (low, noise) if account(life, delta=DELTA).upper <= epsilon else (noise, high)
     whole = {**plan, "memory_noise_multiplier": high, "clip_norm": 1.0}
-    return descended(
-        tasks, "episodic-memory", whole, part="train", memories="memory", rate=RATES[epsilon], combine=combine
-    )
+    rate = (PROJECTION_RATES if combine == "projection" else RATES)[epsilon]
+    return descended(tasks, "episodic-memory", whole, part="train", memories="memory", rate=rate, combine=combine)
 
 
 def descended(
