@@ -35,6 +35,15 @@ def _is_short(span: Any) -> bool:
             return False  # none at all, which is found out elsewhere
 
 
+def may_see(by: Actor, scope: Mapping[str, Any], *, proposer: str) -> bool:
+    """Whether a scope of the ledger may be shown to a key.
+
+    Who proposed short ranges named them itself. Keys are bitmaps there, and whose they are it is not told.
+    """
+    is_own = proposer == by.id and set(scope) <= {"task", "part", "ranges"}
+    return by.sees_individuals or is_own or not names_individuals(scope)
+
+
 def may_read(by: Actor, *, datapoints: int, proposer: str | None = None) -> bool:
     """Whether readings of the worst-off of so many may be told to a key.
 

@@ -21,7 +21,7 @@ from accountant.events import Composed, counted, event_from_json, event_to_json
 from accountant.ledger import LIFELONG, regions, standing
 from service import pre_release
 from service.errors import NotFound, Problem
-from service.operations.individuals import may_read, names_individuals, without_readings
+from service.operations.individuals import may_read, may_see, without_readings
 from service.operations.populations import entry
 from service.operations.readings import finite, rounded
 from service.store.writer import Decide, Outcome, stamp
@@ -538,7 +538,7 @@ def detail(
             {
                 "event": charge["event"],
                 "datapoints": len(scope),
-                "scope": None if names_individuals(charge["scope"]) and not by.sees_individuals else charge["scope"],
+                "scope": charge["scope"] if may_see(by, charge["scope"], proposer=body["actor"]) else None,
             }
         )
     return {

@@ -217,6 +217,7 @@ def test_who_proposes_is_told_the_decision_and_may_read_it_again(service: Local,
     assert (made["decision"]["epsilon"]["before"], made["decision"]["epsilon"]["after"]) == (0.0, 0.2)
     again = call.ok("GET", f"/v1/releases/{made['id']}", **asked)
     assert again["decision"]["epsilon"] == made["decision"]["epsilon"]
-    assert again["charges"][0]["scope"] is None  # who it is stays with officers and auditors
+    assert again["charges"][0]["scope"] == charges[0]["scope"]
     seen = call.ok("GET", f"/v1/releases/{made['id']}", headers={"Authorization": f"Bearer {other}"})
     assert seen["decision"]["epsilon"] is None
+    assert seen["charges"][0]["scope"] is None

@@ -589,7 +589,7 @@ def test_a_pipeline_is_told_counts_and_not_who(house: House) -> None:
         name, ({"keys": ["ann"]}, pure(0.1)), (bits, pure(0.1)), ({"ranges": [[2, 3]]}, pure(0.1))
     )
     mine = house.pipeline.get(f"/v1/releases/{release}")["charges"]
-    assert [charge["scope"] for charge in mine] == [None, None, None]
+    assert [charge["scope"] for charge in mine] == [None, None, {"ranges": [[2, 3]]}]
     assert [charge["datapoints"] for charge in mine] == [1, 1, 1]
     theirs = house.auditor.get(f"/v1/releases/{release}")["charges"]
     assert theirs[0]["scope"] == {"bitmap": bitmap_to(BitMap([0]))}
