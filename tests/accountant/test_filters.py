@@ -20,7 +20,7 @@ from accountant.events import (
     PureDP,
     Repeated,
 )
-from accountant.filters import ORDERS, Cost, Filter, Preset
+from accountant.filters import ORDERS, Cost, Filter, Preset, Reading
 from accountant.units import RHO_UNITS_PER_NAT, SATURATED
 
 PRESETS: list[Preset] = ["mixed", "gaussian", "pure"]
@@ -112,7 +112,9 @@ def test_held_is_the_rise_of_the_meter(budget: Filter, committed: list[Event], h
     reading = budget.reading(committed=spent, held=pending)
     assert reading.spent == budget.meter(spent)
     together = budget.meter(spent + pending)
-    if math.isinf(together):
+    if pending == budget.nothing:
+        assert reading.held == 0
+    elif math.isinf(together):
         assert math.isinf(reading.held)
     else:
         assert reading.spent + reading.held == pytest.approx(together, abs=1e-11)
@@ -313,3 +315,12 @@ def test_the_largest_pure_release_is_found_by_halving_too(budget: Filter, life: 
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     assert budget.largest_pure(total, releases=releases) == low
+
+
+def test_nothing_held_reads_as_nothing_beside_an_infinite_spent() -> None:
+    budget = Filter.of(epsilon=1.0, delta=1e-8)
+    lost = budget.cost(rho=[0.1] * (len(budget.orders) + 1), delta=1e-7)  # more of δ than there ever is
+    assert budget.reading(committed=lost, held=budget.nothing) == Reading(
+        spent=math.inf, held=0.0, available=0.0, budget=1.0
+    )
+    assert budget.reading(committed=lost, held=lost).held == math.inf
