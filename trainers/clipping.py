@@ -188,9 +188,12 @@ class _Written:
     """Row by row, where that is small."""
 
     rows: torch.Tensor  # (n, …)
+    _found: torch.Tensor | None = None  # what is asked for twice where a weight has a bias
 
     def squares(self) -> torch.Tensor:
-        return _squares(self.rows.flatten(1))
+        if self._found is None:
+            self._found = _squares(self.rows.flatten(1))
+        return self._found
 
     def weighted(self, factors: torch.Tensor) -> torch.Tensor:
         return factors @ self.rows.flatten(1)
@@ -199,7 +202,7 @@ class _Written:
         return self.rows
 
     def clear(self, rows: torch.Tensor) -> None:
-        self.rows = _cleared(self.rows, rows)
+        self.rows, self._found = _cleared(self.rows, rows), None
 
 
 @dataclass(slots=True)
@@ -207,19 +210,20 @@ class _Product:
     """came[i]ᵀ · went[i] for row i, of one place: a linear layer on vectors."""
 
     went: torch.Tensor  # (n, inputs)
-    came: torch.Tensor  # (n, outputs)
+    came: _Written  # (n, outputs): the bias's
 
     def squares(self) -> torch.Tensor:
-        return _squares(self.went) * _squares(self.came)
+        return _squares(self.went) * self.came.squares()
 
     def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        return (self.came * factors[:, None]).T @ self.went
+        return (self.came.rows * factors[:, None]).T @ self.went
 
     def each(self) -> torch.Tensor:
-        return self.came[:, :, None] * self.went[:, None, :]
+        return self.came.rows[:, :, None] * self.went[:, None, :]
 
     def clear(self, rows: torch.Tensor) -> None:
-        self.went, self.came = _cleared(self.went, rows), _cleared(self.came, rows)
+        self.went = _cleared(self.went, rows)
+        self.came.clear(rows)
 
 
 @dataclass(slots=True)
@@ -317,7 +321,7 @@ def _summed(products: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
 def _places(went: torch.Tensor, came: torch.Tensor) -> _Gradient:
     """(n, places, inputs) and (n, places, outputs), in the form that takes least."""
     if went.shape[1] == 1:
-        return _Product(went[:, 0], came[:, 0])
+        return _Product(went[:, 0], _Written(came[:, 0]))
     pairs = _Places(went, came)
     return pairs if _cheaper_in_pairs(went.shape[1], went.shape[2] * came.shape[2]) else _Written(pairs.each())
 
@@ -333,12 +337,11 @@ def _cheaper_in_pairs(places: int, size: int) -> bool:
 def _linear(layer: nn.Linear, went: torch.Tensor, came: torch.Tensor) -> _Found:
     if came.ndim > 2:
         went, came = went.flatten(1, -2), came.flatten(1, -2)
-    else:
-        went, came = went[:, None], came[:, None]
+    vectors = _Written(came) if came.ndim == 2 else None
     if layer.weight.requires_grad:
-        yield layer.weight, _places(went, came)
+        yield layer.weight, _places(went, came) if vectors is None else _Product(went, vectors)
     if layer.bias is not None:
-        yield layer.bias, _Written(came.sum(1) if came.shape[1] > 1 else came[:, 0])
+        yield layer.bias, vectors or _Written(came.sum(1))
 
 
 def _convolution(layer: nn.Conv2d, went: torch.Tensor, came: torch.Tensor) -> _Found:
