@@ -88,10 +88,11 @@ class Noise:
         first, rest = divmod(int(math.ldexp(probability, 64)), 1 << 48)
         coins = self._drawn(2 * count).view(np.uint16)
         chosen = np.flatnonzero(coins <= first)
-        open_ = coins[chosen] == first
-        tails = np.zeros_like(open_)
-        tails[open_] = self.words(int(open_.sum())) >> np.uint64(16) >= np.uint64(rest)
-        return chosen[~tails] if tails.any() else chosen
+        open_ = np.flatnonzero(coins[chosen] == first)
+        if not len(open_):
+            return chosen
+        tails = self.words(len(open_)) >> np.uint64(16) >= np.uint64(rest)
+        return np.delete(chosen, open_[tails])
 
     def normals(
         self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
