@@ -56,15 +56,20 @@ def permuted_digits(folder: Path, count: int) -> list[Task]:
 
 def in_pairs(train: Labelled, test: Labelled, *, most: int, most_tests: int) -> list[Task]:
     """Five tasks of two labels each."""
+    return in_groups(train, test, labels=2, most=most, most_tests=most_tests)
+
+
+def in_groups(train: Labelled, test: Labelled, *, labels: int, most: int, most_tests: int) -> list[Task]:
+    """Ten labels as tasks of so many each."""
     (x, y), (test_x, test_y) = train, test
     return [
         Task(
-            x=x[y // 2 == pair][:most],
-            y=y[y // 2 == pair][:most],
-            test_x=test_x[test_y // 2 == pair][:most_tests],
-            test_y=test_y[test_y // 2 == pair][:most_tests],
+            x=x[y // labels == number][:most],
+            y=y[y // labels == number][:most],
+            test_x=test_x[test_y // labels == number][:most_tests],
+            test_y=test_y[test_y // labels == number][:most_tests],
         )
-        for pair in range(5)
+        for number in range(10 // labels)
     ]
 
 
@@ -126,18 +131,20 @@ def blurred(tasks: list[Task], share: float) -> list[Task]:
     ]
 
 
-def pictures(folder: Path, *, size: int, rows: int) -> tuple[Backbone, list[Task]]:
-    """The first photographs of each class of CIFAR-10, five tasks of two, and the backbone that looks at them."""
+def pictures(folder: Path, *, size: int, rows: int, labels: int) -> tuple[Backbone, list[Task]]:
+    """The first photographs of each class of CIFAR-10, so many classes a task, and the backbone that looks at them."""
     sheets = folder / "cifar10_12k"
-    with np.load(sheets / "labels.npz") as labels:
-        y, test_y = labels["train"].astype(np.int64), labels["test"].astype(np.int64)
+    with np.load(sheets / "labels.npz") as stored:
+        y, test_y = stored["train"].astype(np.int64), stored["test"].astype(np.int64)
     x, test_x = (
         tiles(sheets / name, down=down, across=across)
         for name, down, across in (("train_10000.webp", 100, 100), ("test_2000.webp", 40, 50))
     )
     first = np.sort(np.concatenate([np.flatnonzero(y == label)[:rows] for label in range(10)]))
     tests = slice(1000)
-    tasks = in_pairs((x[first], y[first]), (test_x[tests], test_y[tests]), most=2 * rows, most_tests=1000)
+    tasks = in_groups(
+        (x[first], y[first]), (test_x[tests], test_y[tests]), labels=labels, most=labels * rows, most_tests=1000
+    )
     return backbone_of(folder, size=size), tasks
 
 
