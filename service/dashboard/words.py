@@ -184,11 +184,15 @@ def who(actor: str, names: Mapping[str, str]) -> Markup:
     """Who did something: the name of the key, and beside it the end of its id, since names may be given twice.
 
     >>> str(who("sweeper", {}))
-    '<code>sweeper</code>'
+    '<code class="short">sweeper</code>'
+    >>> str(who("key_01ABCDEF", {"key_01ABCDEF": "nightly"}))
+    '<span class="short" title="nightly, key_01ABCDEF"><span class="name">nightly</span> <code>…ABCDEF</code></span>'
     """
     if actor not in names:
-        return code(actor)
-    return Markup('{} <code class="short" title="{}">…{}</code>').format(names[actor], actor, actor[-6:])
+        return Markup('<code class="short">{}</code>').format(actor)
+    return Markup('<span class="short" title="{}, {}"><span class="name">{}</span> <code>…{}</code></span>').format(
+        names[actor], actor, names[actor], actor[-6:]
+    )
 
 
 def told(text: str, release: str | None) -> Markup:
