@@ -118,6 +118,11 @@ def in_words(guarantee: Guarantee) -> str:
     return f"No bound is proved: the mechanism is {guarantee.proof_status}"
 
 
+def told(guarantee: Guarantee) -> str:
+    """A guarantee in words that need no format: for documents that nobody compares with their numbers."""
+    return guarantee.in_words() if guarantee.proof_status == "proved" else in_words(guarantee)
+
+
 def alone(
     exposures: Iterable[Exposure], *, promise: Filter, unit: Unit, adjacency: Adjacency, proof_status: ProofStatus
 ) -> Certified:

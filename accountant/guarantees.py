@@ -22,7 +22,7 @@ ProofStatus: TypeAlias = Literal["proved", "claimed", "refuted"]
 #: From what may be relied on to what may not.
 _STATUSES: Final[tuple[ProofStatus, ...]] = ("proved", "claimed", "refuted")
 _EPSILON: Final = Range("a number >= 0, or infinity", lambda value: value >= 0)
-_FALSE_POSITIVE_RATES: Final = (0.001, 0.01, 0.1)
+_FALSE_POSITIVE_RATES: Final = (0.001, 0.1)  # beside 1 in 100, of which most is said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Guarantee:
         return min(1.0, (1 + self.delta * shrink) / (1 + shrink) * (1 + 1e-12))
 
     def __str__(self) -> str:
-        """The promise in one line.
+        """The promise in one line, as certificates spell it for ever; `in_words` is for people.
 
         >>> print(Guarantee(epsilon=1.30001, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved"))
         ε ≤ 1.31 (δ = 1e-06, per user, add_remove, proved, upper bound)
@@ -91,9 +91,24 @@ class Guarantee:
         ε = 1.31 (δ = 1e-06, per user, add_remove, refuted, no bound)
         """
         epsilon = "∞" if self.epsilon == math.inf else str(rounded_up(self.epsilon, digits=3))
+        return self._line(epsilon, self.adjacency)
+
+    def in_words(self) -> str:
+        """The promise in one line, for people.
+
+        >>> promise = Guarantee(epsilon=2, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved")
+        >>> print(promise.in_words())
+        ε ≤ 2 (δ = 1e-06, per user, with or without one user, proved, upper bound)
+        """
+        one = f"one {self.unit}"
+        adjacent = f"with or without {one}" if self.adjacency == "add_remove" else f"with {one} replaced"
+        epsilon = "∞" if self.epsilon == math.inf else f"{rounded_up(self.epsilon, digits=3).normalize():f}"
+        return self._line(epsilon, adjacent)
+
+    def _line(self, epsilon: str, adjacent: str) -> str:
         delta = f"{float(rounded_up(self.delta, digits=6)):g}"
         sign, bound = ("≤", "upper bound") if self.proof_status == "proved" else ("=", "no bound")
-        return f"ε {sign} {epsilon} (δ = {delta}, per {self.unit}, {self.adjacency}, {self.proof_status}, {bound})"
+        return f"ε {sign} {epsilon} (δ = {delta}, per {self.unit}, {adjacent}, {self.proof_status}, {bound})"
 
     def odds(self) -> str:
         """What the promise means, in one sentence.
@@ -117,17 +132,24 @@ class Guarantee:
         """What the promise means as attack odds, in sentences that an officer can read."""
         secret = self._secret
         if self.proof_status != "proved":
-            return f"This is not a proved promise: its status is {self.proof_status}. Do not rely on {self}."
+            return f"This is not a proved promise: its status is {self.proof_status}. Do not rely on {self.in_words()}."
         if self.epsilon == math.inf:
             return f"This promises nothing: what was released may show for certain whether a {self.unit} {secret}."
-        found = "; ".join(
-            f"for 1 in {round(1 / rate):,}, {_percent(self.true_positive_rate(rate))}" for rate in _FALSE_POSITIVE_RATES
+        others, those = (
+            ("were not in the data", "were")
+            if self.adjacency == "add_remove"
+            else ("had the other value", "had the one")
+        )
+        further = "".join(
+            f"; for 1 in {round(1 / rate):,}, {_percent(self.true_positive_rate(rate))}"
+            for rate in _FALSE_POSITIVE_RATES
         )
         return (
             "Take an attacker who has seen every release and knows everything about everyone else. Asked whether one "
             f"{self.unit} {secret}, the attacker is right at most {_percent(self.best_guess())} of the time (a coin: "
-            f"50 %). Whoever says a wrong yes for so many finds at most this share of the true ones: {found}. A yes of "
-            "the second kind turns a suspicion of 1 in 100 into at most "
+            f"50 %). An attacker who wrongly says yes for 1 in 100 of those who {others} finds at most "
+            f"{_percent(self.true_positive_rate(0.01))} of those who {those}{further}. Where it is 1 in 100, a yes "
+            "raises a suspicion of 1 in 100 to at most "
             f"{_percent(self.posterior(0.01, false_positive_rate=0.01))}."
         )
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from accountant import book as ledger_book
 from accountant.audit.findings import DEFAULT_VERDICTS, verdicts_of
 from accountant.book import Book, Policy, Task
-from accountant.certificates import in_words
+from accountant.certificates import told
 from accountant.filters import Filter
 from accountant.guarantees import Guarantee
 from service.cursors import cursor_of
@@ -96,7 +96,7 @@ def shown(book: Book) -> dict[str, Any]:
             "delta": promise.delta,
             "proof_status": guarantee.proof_status,
             "bound": readings.bound(book),
-            "text": in_words(guarantee),
+            "text": told(guarantee),
             "meaning": guarantee.meaning(),
         },
         "budget": {"epsilon": book.policy.budget.epsilon, "delta": book.policy.budget.delta},

@@ -96,7 +96,7 @@ def statement(
         "at": at,
         "entry": {"number": book.number, "hash": book.chain.link.hash.hex()},
         "bound": "upper",
-        "promise": promise.to_json(),
+        "promise": promise.to_json() | {"text": certificates.told(promise.guarantee)},
         "epsilon": shown,
         "delta": book.policy.budget.delta,
         "tasks": [task.name for task in book.tasks.values() if ordinal in task.members],
@@ -140,8 +140,8 @@ def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
     who = "One person" if book.unit == "user" else "One record"
     about = (
         f"This statement is about number {ordinal:,}, in the order of arrival, of the {book.size:,} in the population "
-        f"{book.name}. {who} is what is protected here. It was read from the ledger on {moment(at)}, at entry "
-        f"{book.number:,}."
+        f"{book.name}. {who} is what is protected here. This statement was read from the ledger on {moment(at)}, at "
+        f"entry {book.number:,}."
     )
     paragraphs = [about]
     if ordinal in book.erased:
@@ -155,7 +155,7 @@ def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
 def _promise(book: Book, guarantee: Guarantee, condition: str) -> dict[str, Any]:
     promised = (
         f"For life, everything that is ever released about one {book.unit} of this population is to stay within "
-        f"{guarantee}, if {condition}. The smaller ε is, the less anybody can find out."
+        f"{guarantee.in_words()}, if {condition}. The smaller ε is, the less anybody can find out."
     )
     violated = [
         f"An audit found that the promise does not hold: {audit.sentence} Nothing more is released by this mechanism, "

@@ -98,8 +98,11 @@ def test_the_sentence_gives_the_odds_that_an_officer_asks_for() -> None:
     text = promise.meaning()
     # e/(1+e) = 0.7311; e × 0.1 % = 0.2719 %, e × 1 % = 2.719 %, e × 10 % = 27.19 %; odds 1:99 × e = 2.673 %
     assert "right at most 73.2 % of the time" in text
-    assert "for 1 in 1,000, 0.272 %; for 1 in 100, 2.72 %; for 1 in 10, 27.2 %" in text
-    assert text.endswith("a suspicion of 1 in 100 into at most 2.68 %.")
+    assert (
+        "for 1 in 100 of those who were not in the data finds at most 2.72 % of those who were; for 1 in 1,000, "
+        "0.272 %; for 1 in 10, 27.2 %." in text
+    )
+    assert text.endswith("a suspicion of 1 in 100 to at most 2.68 %.")
     assert "one user was in the data" in text
     assert (
         "one record had one value and not another"
@@ -123,6 +126,13 @@ def test_what_is_not_proved_is_not_given_odds() -> None:
 def test_a_promise_prints_rounded_up() -> None:
     assert str(guarantee(2.0001, 1e-6)).startswith("ε ≤ 2.01 (δ = 1e-06, per user, add_remove, proved")
     assert str(guarantee(math.inf, 0.0)).startswith("ε ≤ ∞")
+
+
+def test_people_read_no_identifier_and_certificates_are_spelled_as_ever() -> None:
+    replaced = guarantee(1000.0, 0.0, unit="record", adjacency="replace_one")
+    assert replaced.in_words() == "ε ≤ 1000 (δ = 0, per record, with one record replaced, proved, upper bound)"
+    assert guarantee(2.0001, 1e-6).in_words().startswith("ε ≤ 2.01 (δ = 1e-06, per user, with or without one user,")
+    assert str(guarantee(2.0, 0.0)) == "ε ≤ 2.0 (δ = 0, per user, add_remove, proved, upper bound)"
     assert str(rounded_up(0.1, digits=3)) == "0.1"
     assert str(rounded_up(1.23401, digits=4)) == "1.235"
 
