@@ -62,10 +62,13 @@ def one(job: JobId, parts: Service, actor: Reader) -> Data:
     """One job and its changes of status. Nothing in it was computed from data."""
     found = jobs_api.get(job, parts, actor)
     with parts.books.read(found["population"]) as book:
-        status = book.proof_status
+        status, unit, reached = book.proof_status, book.unit, book.releases[found["release"]].reached
+        delta = book.policy.budget.delta if reached is None else reached[1]  # that of its decision
     return {
         **found,
         "proof_status": status,
+        "delta": delta,
+        "unit": unit,
         "lines": jobs_api.logs(job, parts, actor)["lines"],
         "live": found["status"] in jobs.LIVE,
         "may_cancel": may(actor, jobs_api.cancel),

@@ -28,10 +28,11 @@ _PAGE, _KEYS = 50, 100
 _MOST_CHECKED = 10_000  # entries that are compared whenever somebody looks
 #: What each role may do, in a sentence.
 MAY = {
-    "pipeline": "propose, commit and void releases, and submit jobs",
-    "officer": "see everything, change policies, freeze populations, settle holds",
-    "auditor": "see everything, and plan audits",
-    "worker": "run jobs",
+    "pipeline": "register datapoints and tasks, propose, commit and void releases, submit and cancel jobs",
+    "officer": "see everything, propose releases, change policies, make and freeze populations, settle holds, plan "
+    "audits",
+    "auditor": "see everything, verify ledgers, plan audits",
+    "worker": "run jobs, and see for that whom a release was charged to",
     "admin": "everything, keys included",
 }
 
@@ -123,10 +124,10 @@ def revoking(key: KeyId, parts: Service, actor: Revoker) -> Data:
     data=revoking,
 )
 async def revoked(asked: Asked) -> Done:
-    """Within two seconds it opens nothing any more."""
+    """Within two seconds it no longer works."""
     must_be_confirmed(asked)
     if asked.shown["id"] == asked.actor.id:
         raise Problem("conflict", "This is the key that you are signed in with: revoke it under another one.")
     revoke = partial(keys.revoke, asked.parts.database, asked.shown["id"], by=asked.actor.id, reason=reason_of(asked))
     await run_in_threadpool(revoke)
-    return Done(notice=f"Key {asked.shown['name']} opens nothing any more.", to="/keys")
+    return Done(notice=f"The key {asked.shown['name']} no longer works.", to="/keys")

@@ -542,29 +542,36 @@ def page(
 
 
 def lines(database: Database, job: str) -> list[dict[str, Any]]:
-    """How a job changed its status."""
+    """How a job changed its status; the last line is what is so now."""
     with database.transaction() as connection:
-        return [
-            {
-                "at": stamp(row.at),
-                "status": row.status,
-                "attempt": row.attempt,
-                "error": row.error,
-                "message": _sentence(row.status, row.attempt, row.error),
-            }
-            for row in connection.execute(_LINES, {"job": job})
-        ]
+        rows = connection.execute(_LINES, {"job": job}).all()
+    return [
+        {
+            "at": stamp(row.at),
+            "status": row.status,
+            "attempt": row.attempt,
+            "error": row.error,
+            "message": _sentence(row.status, row.attempt, row.error, is_over=row is not rows[-1]),
+        }
+        for row in rows
+    ]
 
 
-def _sentence(status: str, attempt: int, error: str | None) -> str:
+def _sentence(status: str, attempt: int, error: str | None, *, is_over: bool) -> str:
+    """A line of a job's history.
+
+    >>> _sentence("running", 1, None, is_over=True), _sentence("running", 2, None, is_over=False)
+    ('Attempt 1 ran.', 'Attempt 2 runs.')
+    """
     because = "" if error is None else f": {ERRORS.get(error, error)}"
+    waits = "waited" if is_over else "waits"
     match status:
         case "queued" if attempt == 0:
-            return "It waits for a worker."
+            return f"It {waits} for a worker."
         case "queued":
-            return f"Attempt {attempt} came to nothing, and it waits for the next{because}."
+            return f"Attempt {attempt} came to nothing, and it {waits} for the next{because}."
         case "running":
-            return f"Attempt {attempt} runs."
+            return f"Attempt {attempt} {'ran' if is_over else 'runs'}."
         case "committed":
             return f"Attempt {attempt} is committed."
         case "failed":
