@@ -86,6 +86,9 @@ def glance(book: Book) -> dict[str, Any]:
     # What the policy admits, the promise does; policies only ever lower it.
     kept = all(promise.admits(readings.standing(promise, each.history)) for each in near)
     available = budget.epsilon if worst is None or worst["available"] is None else worst["available"]
+    room = "exhausted" if available <= 0 else "low" if available < LOW * budget.epsilon else "inside"
+    charged = any(release.status in _MATTERS for release in book.releases.values())
+    doubtful = not kept or bool(reports.breaking(book)) or (charged and book.proof_status != "proved")
     return {
         "name": book.name,
         "status": book.status,
@@ -96,7 +99,9 @@ def glance(book: Book) -> dict[str, Any]:
         "promise": {"epsilon": promise.epsilon, "delta": promise.delta},
         "worst_off": worst,
         "share_available": min(1.0, available / budget.epsilon),
-        "standing": "exhausted" if available <= 0 else "low" if available < LOW * budget.epsilon else "inside",
+        "room": room,
+        "standing": "in doubt" if doubtful else room,
+        "charged": charged,
         "over_policy": over,
         "promise_kept": kept,
         "proof_status": book.proof_status,
@@ -138,9 +143,8 @@ def overview(
         holds = connection.execute(_HOLDS, {"most": HOLDS_SHOWN}).all()
         signed = evidence.last_signed(connection)
     seen = [_GLANCES.of(parts, row.name, bytes(row.hash)) for row in heads]
-    seen.sort(key=lambda each: (each["share_available"], each["name"]))
-    findings = [{"population": each["name"], **finding} for each in seen for finding in each["findings"]]
-    findings.sort(key=lambda finding: (finding["severity"] != "error", -finding["releases"], finding["code"]))
+    seen.sort(key=lambda each: (each["standing"] != "in doubt", each["share_available"], each["name"]))
+    findings = by_code(seen)
     verified = verifications.last(parts.database, [each["name"] for each in seen])
     now = utc_now()
     return {
@@ -149,6 +153,7 @@ def overview(
         "populations": [{**each, "verified": verified.get(each["name"])} for each in seen[first : first + PAGE]],
         "may_verify": may(actor, ledger_api.entries, ledger_api.verify),
         "populations_in_all": len(seen),
+        "in_doubt": sum(each["standing"] == "in doubt" for each in seen),
         "next": cursor_of({"number": first + PAGE}) if len(seen) > first + PAGE else None,
         "findings": findings[:FINDINGS_SHOWN],
         "findings_in_all": len(findings),
@@ -165,6 +170,20 @@ def overview(
         },
         "checkpoint_seconds": parts.settings.checkpoint_seconds,
     }
+
+
+def by_code(seen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Open findings of every kind, with the populations in which they are: errors first, then what is most frequent."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in seen:
+        for finding in each["findings"]:
+            new = {"code": finding["code"], "severity": finding["severity"], "releases": 0, "at": "", "populations": []}
+            kind = found.setdefault(finding["code"], new)
+            kind["severity"] = min(kind["severity"], finding["severity"])  # an error, if it is one anywhere
+            kind["releases"] += finding["releases"]
+            kind["at"] = max(kind["at"], finding["at"])
+            kind["populations"].append({"name": each["name"], "releases": finding["releases"]})
+    return sorted(found.values(), key=lambda kind: (kind["severity"] != "error", -kind["releases"], kind["code"]))
 
 
 def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any]], now: datetime) -> dict[str, Any]:
@@ -189,14 +208,16 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     if reasons:
         answer, sentence = "no", f"Not for certain: {'; '.join(reasons)}."
     elif doubts := _doubts(seen):
-        answer, sentence = "open", " ".join(doubts)
+        sure = sum(each["standing"] != "in doubt" for each in seen)
+        begins = f"Yes for {sure:,} of {len(seen):,} populations." if sure else "Not for certain."
+        answer, sentence = "open", " ".join([begins, *doubts])
     else:
         answer = "yes"
         sentence = f"Yes. In {where}, everything released about each of {people:,} datapoints is within its promise."
     sentence = f"{sentence} {_how_sure(seen, verified, now)}"
     beside = []
-    low = [each["name"] for each in seen if each["standing"] == "low"]
-    out = [each["name"] for each in seen if each["standing"] == "exhausted"]
+    low = [each["name"] for each in seen if each["room"] == "low"]
+    out = [each["name"] for each in seen if each["room"] == "exhausted"]
     if out:
         beside.append(f"Some of {_names(out)} have nothing left: no release that touches them is admitted.")
     if low:
@@ -220,9 +241,9 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
 
 
 def _doubts(seen: Sequence[dict[str, Any]]) -> list[str]:
-    """Why what was charged may be less than what was told, in the words of the report."""
+    """Why what was charged may be less than what was told, in the report's words; where nothing was, it is not."""
     doubts = []
-    if claimed := [each["name"] for each in seen if each["proof_status"] != "proved"]:
+    if claimed := [each["name"] for each in seen if each["charged"] and each["proof_status"] != "proved"]:
         doubts.append(reports.unproved(f" in {_names(claimed)}"))
     if broken := [each for each in seen if each["breaking"]]:
         where = _names([each["name"] for each in broken])

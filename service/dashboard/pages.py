@@ -310,8 +310,8 @@ def environment() -> Environment:
     )
     made.filters |= words.FILTERS
     made.globals |= {
-        "static": static, "state": words.state, "icon": words.icon, "plural": words.plural, "address": address,
-        "json_address": json_address, "may": may, "BESIDE": BESIDE,
+        "static": static, "state": words.state, "icon": words.icon, "risen": words.risen, "plural": words.plural,
+        "address": address, "json_address": json_address, "may": may, "BESIDE": BESIDE,
     }  # fmt: skip
     return made
 

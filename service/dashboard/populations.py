@@ -20,8 +20,9 @@ from service.api.context import Parts, Service
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
+from service.dashboard.overview import glance
 from service.dashboard.pages import HEADERS, address, page
-from service.dashboard.releases import epsilons, naming_individuals
+from service.dashboard.releases import decided, naming_individuals
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound, Problem
@@ -171,6 +172,7 @@ def budget(
             "population": population,
             "at": stamp(at),
             "status": book.status,
+            **_glanced(book),
             "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
             "adjacency": book.adjacency,
@@ -195,6 +197,12 @@ def budget(
             else outlooks.repeated(parts.database, book, asked, times=times, period=period, at=at, least=named),
             "repeatable": [releases.summary(book, release.id) for release in admitted],
         }
+
+
+def _glanced(book: Book) -> dict[str, Any]:
+    """What the overview says of it in a word."""
+    found = glance(book)
+    return {name: found[name] for name in ("standing", "room", "over_policy", "promise_kept")}
 
 
 def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None, *, least: int) -> list[Release]:
@@ -307,10 +315,9 @@ def task(
             "entry": book.tasks[name].number,
             "releases_in_all": sum(name in each.tasks for each in book.releases.values()),
         }
-    costs = epsilons(parts, actor, [each["id"] for each in items])
     return {
         **known,
-        "releases": [{**each, "epsilon": costs[each["id"]]} for each in items],
+        "releases": decided(parts, actor, items),
         "next": None if following is None else cursor_of({"number": following}),
         "labels": labels.of_releases(parts, [each["id"] for each in items if each["status"] in outlooks.ADMITTED]),
     }

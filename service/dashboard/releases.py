@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
 from sqlalchemy import text
@@ -20,12 +21,16 @@ from service.cursors import cursor_of, number_from
 from service.dashboard import labels
 from service.dashboard.decisions import must_be_confirmed
 from service.dashboard.pages import Asked, Done, action, mirror, page
+from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
 from service.operations import audits, certificates, jobs, keys, releases, reports, statements
-from service.operations.individuals import may_read, names_individuals
+from service.operations.individuals import may_read, names_individuals, without_readings
 from service.operations.keys import Actor
 from service.schemas import Artifact, Commit, Void
+
+if TYPE_CHECKING:
+    from accountant.book import Book, Release
 
 router = APIRouter()
 PAGE: Final = 50
@@ -38,6 +43,10 @@ _DECIDED = text(
     "SELECT release.id, entry.body FROM release JOIN entry USING (population_id, number) "
     "WHERE release.id = ANY(:releases)"
 )
+_OVER: Final = {
+    "budget.exceeded": "Over the lifelong budget.",
+    "task_budget.exceeded": "Over the own budget of a task.",
+}
 _ENTRIES = text("SELECT number, hash, body FROM entry WHERE release = :release ORDER BY number LIMIT 200")
 
 
@@ -80,7 +89,6 @@ def listed(
             findings.update(code for code, _ in release.findings)
             if release.mechanism is not None:
                 mechanisms.add(release.mechanism)
-    costs = epsilons(parts, actor, [each["id"] for each in items])
     return {
         "population": population,
         "unit": unit,
@@ -89,22 +97,29 @@ def listed(
         "counts": counts,
         "mechanisms": sorted(mechanisms),
         "findings": sorted(findings),
-        "items": [{**each, "epsilon": costs[each["id"]]} for each in items],
+        "items": decided(parts, actor, items),
         "next": None if following is None else cursor_of({"number": following}),
     }
 
 
-def epsilons(parts: Parts, actor: Actor, listed: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """From where to where each of these brought the worst-off, as its decision said; None where that is not told."""
+def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Releases with from where to where each brought the worst-off, and why one was denied, as its decision said.
+
+    Where that is not told to this key, ε is None.
+    """
     with parts.database.transaction() as connection:
-        rows = connection.execute(_DECIDED, {"releases": list(listed)}).all()
-    found: dict[str, dict[str, Any] | None] = {}
+        rows = connection.execute(_DECIDED, {"releases": [each["id"] for each in listed]}).all()
+    found: dict[str, dict[str, Any]] = {}
     for row in rows:
         body = from_canonical(bytes(row.body))
         decision = body["decision"]
         is_told = may_read(actor, datapoints=decision["datapoints"], proposer=body["actor"])
-        found[row.id] = decision["epsilon"] if is_told else None
-    return found
+        reasons = (decision if is_told else without_readings(decision))["reasons"]
+        found[row.id] = {
+            "epsilon": decision["epsilon"] if is_told else None,
+            "reason": _OVER.get(reasons[0]["code"], reasons[0]["message"]) if reasons else None,
+        }
+    return [{**each, **found[each["id"]]} for each in listed]
 
 
 def naming_individuals(parts: Parts, listed: Sequence[str]) -> set[str]:
@@ -140,6 +155,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
     with parts.books.read(population) as book:
         shown = releases.detail(book, release, body, by=actor, entries=entries)
         known = book.releases[release]
+        ran_out = known.expires_at is not None and datetime.fromisoformat(known.expires_at) <= utc_now()
         timeline = _timeline(parts, release, book) if may(actor, ledger_api.entries) else []
         return {
             **shown,
@@ -156,10 +172,23 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
             "labels": next(iter(labels.of_releases(parts, [release])), None),
             "has_certificate": known.status in certificates.CERTIFIED,
             "job": jobs.of_release(parts.database, release),
+            "ran_out": ran_out,
+            "stopped": _stopped(book, known) if known.status == "held" else None,
             "may_settle": known.status == "held"
             and known.expires_at is not None
             and (known.actor == actor.id or actor.has("officer")),
         }
+
+
+def _stopped(book: Book, release: Release) -> str | None:
+    """Why what is held must not leave now, if so: somebody is about to say that it did."""
+    reasons = [f"an audit blocks {release.mechanism}"] if book.blocking(release.mechanism) else []
+    if book.status == "frozen":
+        reasons.append(f"{book.name} is frozen")
+    if not reasons:
+        return None
+    why = ", and ".join(reasons)
+    return f"{why[0].upper() if why.startswith('an ') else why[0]}{why[1:]}: it must not leave."
 
 
 def _names(parts: Parts, actor: Actor, actors: Sequence[str]) -> dict[str, str]:

@@ -50,6 +50,7 @@ STATES: Final[dict[str, tuple[str, str, str]]] = {
     "abandoned": ("abandoned", "plain", "dash"),
     # promises and ledgers
     "inside": ("inside", "good", "check"),
+    "in doubt": ("in doubt", "bad", "bang"),
     "low": ("running low", "warn", "bang"),
     "exhausted": ("exhausted", "bad", "cross"),
     "verified": ("verified", "good", "check"),
@@ -112,11 +113,22 @@ def since(text: str, now: datetime) -> str:
     '2 days ago'
     >>> since("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
     'in 6 hours'
+
+    What is ahead is not cut to the hour or the day below: somebody may wait for it.
+
+    >>> since("2026-01-04T01:59:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    'in 1 hour 59 minutes'
     """
     seconds = (now - datetime.fromisoformat(text)).total_seconds()
     size, unit = next(((length, name) for length, name in _LENGTHS if abs(seconds) >= length), (1.0, "second"))
     amount = plural(int(abs(seconds) // size), unit)
-    return f"{amount} ago" if seconds >= 0 else f"in {amount}"
+    if seconds >= 0:
+        return f"{amount} ago"
+    if unit in _FINER:
+        length, finer = _FINER[unit]
+        rest = int(-seconds % size // length)
+        return f"in {amount} {plural(rest, finer)}" if rest else f"in {amount}"
+    return f"in {plural(round(-seconds / size), unit)}" if unit in {"year", "month"} else f"in {amount}"
 
 
 _LENGTHS: Final = (
@@ -126,6 +138,7 @@ _LENGTHS: Final = (
     (3600, "hour"),
     (60, "minute"),
 )
+_FINER: Final = {"day": (3600, "hour"), "hour": (60, "minute")}
 
 
 def duration(seconds: float) -> str:
@@ -143,10 +156,12 @@ def expiring(text: str, now: datetime) -> str:
     >>> expiring("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
     'expires in 6 hours'
     >>> expiring("2026-01-02T00:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
-    'ran out 2 days ago, and is about to count as spent'
+    'ran out 2 days ago; counts as spent at the next sweep'
     """
     is_over = datetime.fromisoformat(text) <= now
-    return f"ran out {since(text, now)}, and is about to count as spent" if is_over else f"expires {since(text, now)}"
+    return (
+        f"ran out {since(text, now)}; counts as spent at the next sweep" if is_over else f"expires {since(text, now)}"
+    )
 
 
 def bound(proof_status: str) -> str:
@@ -156,6 +171,43 @@ def bound(proof_status: str) -> str:
     ('upper bound', 'claimed, no bound')
     """
     return "upper bound" if proof_status == "proved" else f"{proof_status}, no bound"
+
+
+def sign(proof_status: str) -> str:
+    """What stands between ε and its number, which is at most so much only where that is proved.
+
+    >>> sign("proved"), sign("refuted")
+    ('≤', '=')
+    """
+    return "≤" if proof_status == "proved" else "="
+
+
+def risen(before: float | None, after: float | None) -> str:
+    """What is added where a charge is too small to be seen between two readings that are written alike.
+
+    >>> risen(1.2551, 1.2552), risen(1.2, 1.3), risen(0.12341, 0.12342), risen(1.0, 1.0)
+    (' (by less than 0.01)', '', ' (by less than 0.001)', '')
+    """
+    if before is None or after is None or after <= before or up(before) != up(after):
+        return ""
+    return f" (by less than {10.0 ** (math.floor(math.log10(after)) - 2):.3g})"
+
+
+def unbroken(text: str) -> Markup:
+    """Sentences whose numbers are not broken at the end of a line: ε ≤ 2.5, 5 %, 1e-06, 2026-01-02.
+
+    >>> str(unbroken("at δ = 1e-06 & more"))
+    'at <span class="joined">δ = 1e-06</span> &amp; more'
+    """
+    pieces = re.split(r"(<[^>]*>)", str(escape(text)))
+    kept = (
+        piece if place % 2 else _WHOLE.sub(r'<span class="joined">\g<0></span>', piece)
+        for place, piece in enumerate(pieces)
+    )
+    return Markup("".join(kept))  # noqa: S704 - escaped above, and only spans are added
+
+
+_WHOLE: Final = re.compile(r"[εδ] [≤≥=] [^\s,;)]+|\d[\d.,]* %|\b\d[\d.]*e-\d+|\b\d{4}-\d\d-\d\d\b")
 
 
 def titled(finding: str) -> str:
@@ -218,5 +270,6 @@ def code(text: object) -> Markup:
 FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
-    "who": who, "expiring": expiring, "duration": duration, "bound": bound, "titled": titled, "adjacent": adjacent,
+    "who": who, "expiring": expiring, "duration": duration, "bound": bound, "sign": sign,
+    "unbroken": unbroken, "titled": titled, "adjacent": adjacent,
 }  # fmt: skip

@@ -318,7 +318,9 @@ def test_the_budget_of_a_task_is_told_with_its_own_delta(call: Caller) -> None:
     assert "Alone is at the δ of what is promised for life, 1e-06." in person
     assert [each["delta"] for each in call.ok("GET", f"/v1/populations/{name}/datapoints/3")["tasks"]] == [3e-8]
     page = call("GET", f"/releases/{denied['id']}").text
-    assert re.search(r"the own budget of their task is 0.5 <span class=\"beside\">\(δ = 3e-08", page)
+    assert re.search(
+        r"the own budget of their task is 0.5 <span class=\"beside\">\(<span class=\"joined\">δ = 3e-08", page
+    )
     assert re.search(r"the own budget of a task of 0.5 <span class=\"beside\">\(δ = 3e-08", page)
 
 

@@ -105,6 +105,8 @@ def test_what_is_not_proved_or_breaks_a_rule_is_no_yes() -> None:
         said = seen(doubtful)
         verdict = call.ok("GET", f"/v1/populations/{name}/report")["report"]["verdict"]
         assert said["answer"] == verdict["answer"] == "open"
+        assert said["sentence"].startswith("Not for certain. ")
+        assert [each["standing"] for each in said["populations"]] == ["in doubt"]
         assert verdict["text"].replace("What was charged", f"What was charged in {name}") in said["sentence"]
         for path in (
             "/overview", f"/populations/{name}/budget", f"/populations/{name}/tasks",
@@ -128,3 +130,38 @@ def test_what_is_not_proved_or_breaks_a_rule_is_no_yes() -> None:
         assert said["answer"] == verdict["answer"] == "open"
         assert "but 1 release that left breaks a rule on which it rests" in said["sentence"]
         assert "but 1 release that left breaks a rule on which it rests" in verdict["text"]
+
+
+def test_a_population_about_which_nothing_was_released_is_no_doubt_and_those_in_doubt_come_first() -> None:
+    with local() as service:
+        call = service.call
+        empty = call.population(count=0, accepts=["proved", "claimed"])
+        calm = call.population(count=20)
+        call.propose(calm, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.3}))
+        said = seen(service)
+        assert said["answer"] == "yes"
+        assert {each["name"]: each["standing"] for each in said["populations"]} == {calm: "inside", empty: "inside"}
+        claimed = call.population(count=20, accepts=["proved", "claimed"])
+        call.propose(claimed, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.1}))
+        said = seen(service)
+        assert said["sentence"].startswith(f"Yes for 2 of 3 populations. What was charged in {claimed} is within")
+        assert [each["name"] for each in said["populations"]] == [claimed, calm, empty]
+        assert said["in_doubt"] == 1
+        assert "in doubt" in call("GET", f"/populations/{claimed}/budget").text
+        assert "in doubt" not in call("GET", f"/populations/{calm}/budget").text
+
+
+def test_findings_are_grouped_by_code_over_populations() -> None:
+    def glanced(name: str, *findings: tuple[str, str, int, str]) -> dict[str, Any]:
+        keys = ("code", "severity", "releases", "at")
+        return {"name": name, "findings": [dict(zip(keys, each, strict=True)) for each in findings]}
+
+    found = overview.by_code(
+        [glanced("a", ("X", "warning", 2, "2026-01-02")), glanced("b", ("Y", "error", 1, "2026-01-01"),
+         ("X", "warning", 3, "2026-01-03"))]
+    )  # fmt: skip
+    assert [(each["code"], each["releases"], each["at"]) for each in found] == [
+        ("Y", 1, "2026-01-01"),
+        ("X", 5, "2026-01-03"),
+    ]
+    assert [each["name"] for each in found[1]["populations"]] == ["a", "b"]
