@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query
 
 from accountant.audit.findings import SEVERITIES
-from accountant.errors import AccountantError
+from accountant.errors import AccountantError, InvalidInput
 from service.api import ledger as ledger_api
 from service.api import populations as populations_api
 from service.api.context import Service
@@ -17,7 +17,7 @@ from service.dashboard.decisions import carried_out, must_be_confirmed, reason_o
 from service.dashboard.pages import Asked, Data, Done, action, address, page, problem_of
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
-from service.operations import keys, policies, populations
+from service.operations import keys, policies, populations, readings
 from service.operations.keys import Actor
 from service.schemas import PolicyChange
 from trainers.catalog import CATALOG
@@ -63,6 +63,9 @@ def policy(population: Population, parts: Service, actor: Reader) -> Data:
             "reads_ledger": reads,
             "names": keys.names(parts.database, [each["actor"] for each in found]) if reads else {},
             "may_change": may(actor, populations_api.change_policy, populations_api.change_status),
+            "means": None if book.status == "open" else _BECOMES[book.status],
+            "severities": SEVERITIES,
+            "over": readings.over(book, book.policy.budget) if reads and book.policy.budget != book.promise else 0,
         }
 
 
@@ -149,9 +152,25 @@ def change(
                 found = _changes(data["asked"], now.findings)
                 data["preview"] = policies.preview(parts.database, book, found)
             except (Problem, AccountantError, ValueError) as failure:
-                problem = problem_of(failure)
-                data["refused"] = {"detail": problem.detail}
+                data["refused"] = {"detail": _refusal(failure)}
     return data
+
+
+def _refusal(failure: Exception) -> str:
+    """Why there is nothing to preview, by the words that stand beside the fields.
+
+    >>> _refusal(InvalidInput("epsilon", 9.0, "at most 2.5: a promise is never raised"))
+    'ε may be at most 2.5, as the policy in force says: a version only lowers it. You asked for 9.'
+    """
+    problem = problem_of(failure)
+    sign = {"epsilon": "ε", "delta": "δ"}.get(problem.field_name or "")
+    if sign is None:
+        return problem.detail
+    if isinstance(failure, InvalidInput) and failure.expected.startswith("at most "):
+        most, _, _ = failure.expected.partition(":")
+        asked = f"You asked for {failure.value:g}."
+        return f"{sign} may be {most}, as the policy in force says: a version only lowers it. {asked}"
+    return f"{sign}: {problem.detail.removeprefix(f'{problem.field_name}: ')}"
 
 
 def _changes(asked: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, Any]:

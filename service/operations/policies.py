@@ -136,17 +136,12 @@ def _lines(policy: Mapping[str, Any]) -> dict[str, str]:
 def preview(database: Database, book: Book, changes: Mapping[str, Any]) -> dict[str, Any]:
     """What a new version would change, who is over it already, and what it would have denied. Nothing is recorded."""
     new = new_version(book, **changes)
-    over = sum(
-        datapoints
-        for history, datapoints in book.ledger.cohorts.sizes()
-        if not new.budget.admits(readings.standing(new.budget, history))
-    )
     found, looked_at = would_have_denied(database, book, new=new)
     return {
         "version": new.version,
         "text": policy_in_words(policy_to(new)),
         "changes": differences(policy_to(book.policy), policy_to(new)),
-        "already_over": over,
+        "already_over": readings.over(book, new.budget),
         "looked_at": looked_at,
         "admitted": sum(release.status != "denied" for release in book.releases.values()),
         "would_have_denied": [each.to_json() for each in found],

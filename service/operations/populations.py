@@ -166,11 +166,7 @@ def change_policy(
             data=data,
             lift=lift,
         )
-        over = sum(
-            datapoints
-            for history, datapoints in book.ledger.cohorts.sizes()
-            if not new.budget.admits(readings.standing(new.budget, history))
-        )
+        over = readings.over(book, new.budget)
         body: Body = {"kind": "policy.changed", "policy": ledger_book.policy_to(new), "reason": reason}
         return Outcome(
             bodies=[body],

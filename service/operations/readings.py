@@ -72,6 +72,12 @@ def standing(budget: Filter, history: History, *, ledger: str = LIFELONG) -> Cos
     return _standing(budget, history, ledger)
 
 
+def over(book: Book, budget: Filter) -> int:
+    """How many datapoints have more behind them already than a budget allows."""
+    sizes = book.ledger.cohorts.sizes()
+    return sum(datapoints for history, datapoints in sizes if not budget.admits(standing(budget, history)))
+
+
 def reading(budget: Filter, history: History, *, ledger: str = LIFELONG) -> Reading:
     """The three numbers of one history."""
     nothing = budget.nothing

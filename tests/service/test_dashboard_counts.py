@@ -78,3 +78,20 @@ def test_what_is_signed_is_told_up_to_the_entry_that_was_signed() -> None:
         assert "1 of 1 has entries since" in call("GET", "/overview").text
         other = call.population()
         assert "which does not have this ledger yet" in call("GET", f"/populations/{other}/ledger").text
+
+
+def test_a_policy_says_who_is_over_it_and_what_frozen_means(service: Local, call: Caller) -> None:
+    name = call.population(count=40, epsilon=1.0)
+    call.propose(name, ({"ranges": [[0, 12]]}, {"kind": "pure_dp", "epsilon": 0.8}))
+    path = f"/populations/{name}/policy"
+    assert call.ok("GET", f"{path}.json")["over"] == 0
+    call.ok("PUT", f"/v1{path}", {"reason": "less", "epsilon": 0.5})
+    assert "12 users have more behind them already than the policy allows" in call("GET", path).text
+    pipeline = keys.create(service.parts.database, name="nightly", roles=["pipeline"])["secret"]
+    told = call.ok("GET", f"{path}.json", headers={"Authorization": f"Bearer {pipeline}"})
+    assert told["over"] == 0  # not told
+    call.ok("POST", f"/v1/populations/{name}/status", {"status": "frozen", "reason": "a look"})
+    assert "Nothing is released until it is opened again." in call("GET", path).text
+    refused = call("GET", f"{path}/change?preview=yes&epsilon=9").text
+    assert "ε may be at most 0.5, as the policy in force says: a version only lowers it. You asked for 9." in refused
+    assert "δ: &#39;x&#39; is not a number." in call("GET", f"{path}/change?preview=yes&delta=x").text
