@@ -142,11 +142,13 @@ _FINER: Final = {"day": (3600, "hour"), "hour": (60, "minute")}
 
 
 def duration(seconds: float) -> str:
-    """How long something takes at most, in minutes or hours.
+    """How long something takes at most, in seconds, minutes or hours.
 
-    >>> duration(3600), duration(86_400)
-    ('60 minutes', '24 hours')
+    >>> duration(5), duration(3600), duration(86_400)
+    ('5 seconds', '60 minutes', '24 hours')
     """
+    if seconds < 120:
+        return plural(math.ceil(seconds), "second")
     return plural(math.ceil(seconds / 60), "minute") if seconds < 7200 else plural(math.ceil(seconds / 3600), "hour")
 
 
@@ -248,18 +250,30 @@ def who(actor: str, names: Mapping[str, str]) -> Markup:
 
 
 def told(text: str, release: str | None) -> Markup:
-    """The words of an entry, with its release as a link and digests as long as a person reads them."""
-    pieces = []
+    """The words of an entry, with its release and audits as links, and digests as long as a person reads them.
+
+    >>> str(told("It was told: " + 64 * "a" + ".", None)).endswith(">aaaaaaaaaa…</code>")
+    True
+    """
+    pieces: list[Markup] = []
+    is_cut = False
     for piece in _NAMED.split(text):
-        if piece == release:
-            pieces.append(Markup('<a href="/releases/{}">{}</a>').format(piece, short(piece, 14)))
+        if piece == release or _AUDIT.fullmatch(piece):
+            place = "releases" if piece == release else "audits"
+            pieces.append(Markup('<a href="/{}/{}">{}</a>').format(place, piece, short(piece, 14)))
+            is_cut = True
+        elif _DIGEST.fullmatch(piece):
+            pieces.append(short(piece, 10))
+            is_cut = True
         else:
-            pieces.append(short(piece, 10) if _DIGEST.fullmatch(piece) else escape(piece))
+            pieces.append(escape(piece.removeprefix(".") if is_cut else piece))  # "…" needs no full stop
+            is_cut = False
     return Markup().join(pieces)
 
 
-_NAMED: Final = re.compile(r"(rel_[0-9A-Z]{26}|\b[0-9a-f]{64}\b)")
+_AUDIT: Final = re.compile(r"aud_[0-9A-Z]{26}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_NAMED: Final = re.compile(rf"(rel_[0-9A-Z]{{26}}|{_AUDIT.pattern}|\b{_DIGEST.pattern}\b)")
 
 
 def code(text: object) -> Markup:
