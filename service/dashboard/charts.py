@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final, Literal
 
 from service.dashboard.drawing import (
@@ -36,8 +36,9 @@ from service.dashboard.drawing import (
     tag,
     ticks,
     time_ticks,
+    wide,
 )  # fmt: skip
-from service.dashboard.words import bound
+from service.dashboard.words import bound, sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,6 +65,11 @@ class Terms:
 
     def __str__(self) -> str:
         return f"{self.at}, {bound(self.proof_status)}"
+
+    @property
+    def sign(self) -> str:
+        """Between ε and its number."""
+        return sign(self.proof_status)
 
     @property
     def at(self) -> str:
@@ -109,7 +115,10 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """What an audit found, at least, and what is promised, at most; None of a promise is one without a finite ε."""
+    """What an audit found, at least, and what is promised, at most; None of a promise is one without a finite ε.
+
+    `label` names the mechanism and, after a colon, the attack, which alone is written where there is one audit.
+    """
 
     label: str
     lower: float | None
@@ -146,8 +155,8 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
     if drawn:
         last = drawn[-1]
         said = (
-            f"At the end, ε ≤ {raised(at_most(last.spent))} is spent and {raised(at_most(last.held))} held of a budget "
-            f"of {raised(last.budget)} ({terms})."
+            f"At the end, ε {terms.sign} {raised(at_most(last.spent))} is spent and {raised(at_most(last.held))} held "
+            f"of a budget of {raised(last.budget)} ({terms})."
         )
         drawn, before = _since_the_first(drawn, max(until, last.at))
         said += before
@@ -166,12 +175,14 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
         marks += [
             path([*spent, *reversed(standing)], class_="chart-held", closed=True, fill=f"url(#{name}-held)"),
             path([*spent, *floor], class_="chart-spent", closed=True),
-            path(standing, class_="chart-held-line"),
+            *_outlines(drawn, across, upward, until),
+            path(budget, class_="chart-halo"),
             path(budget, class_="chart-budget", stroke_dasharray="5 3"),
         ]
+        held = at_most(last.held)
         ends = [
             (upward(last.budget), "budget", raised(last.budget), "chart-budget-label"),
-            (upward(last.standing), "held", raised(at_most(last.held)), "chart-held-label"),
+            *([(upward(last.standing), "held", raised(held), "chart-held-label")] if held else []),
             (upward(at_most(last.spent)), "spent", raised(at_most(last.spent)), "chart-spent-label"),
         ]
         marks += _end_labels(ends, x=right + 4, width=WIDTH - right - 4)
@@ -185,6 +196,16 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
         columns=["From (UTC)", "Spent, ε ≤", "Held, at most", "Budget, ε"], rows=rows,
     )  # fmt: skip
+
+
+def _outlines(drawn: Sequence[Reading], across: Scale, upward: Scale, until: datetime) -> Iterator[Markup]:
+    """The upper edge of what is held, wherever something is."""
+    ends = [*(each.at for each in drawn[1:]), until]
+    for is_held, run in groupby(zip(drawn, ends, strict=True), key=lambda pair: at_most(pair[0].held) > 0):
+        if is_held:
+            pairs = list(run)
+            places = [(across(_seconds(each.at)), upward(each.standing)) for each, _ in pairs]
+            yield path(_stairs(places, across(_seconds(pairs[-1][1]))), class_="chart-held-line")
 
 
 def forecast_chart(
@@ -214,8 +235,8 @@ def forecast_chart(
         coming = sorted((each for each in ahead if each.at > now), key=lambda each: each.at)
         end = max([refused.at, now, *(each.at for each in coming)])
         said = (
-            f"So far, ε ≤ {raised(last.standing)} is spent and held of a budget of {raised(last.budget)} ({terms}). If "
-            f"it goes on like this, {what} {becomes} on {day(end)}: it would bring them to "
+            f"So far, ε {terms.sign} {raised(last.standing)} is spent and held of a budget of {raised(last.budget)} "
+            f"({terms}). If it goes on like this, {what} {becomes} on {day(end)}: it would bring them to "
             f"{raised(at_most(refused.standing))}. An extrapolation, no bound."
         )
         rows = [[moment(each.at), raised(each.standing), raised(each.budget)] for each in drawn]
@@ -232,7 +253,10 @@ def forecast_chart(
             path([*standing, (here, upward(0)), (standing[0][0], upward(0))], class_="chart-spent", closed=True)
         )
         level, tip = upward(last.budget), across(_seconds(min(stop, end)))
-        marks.append(line(x1=across.start, x2=right, y1=level, y2=level, class_="chart-budget", dashes="5 3"))
+        marks += [
+            line(x1=across.start, x2=right, y1=level, y2=level, class_="chart-halo"),
+            line(x1=across.start, x2=right, y1=level, y2=level, class_="chart-budget", dashes="5 3"),
+        ]
         steps = [
             (here, upward(last.standing)),
             *((across(_seconds(each.at)), upward(at_most(each.standing))) for each in coming if each.at <= stop),
@@ -246,10 +270,7 @@ def forecast_chart(
             ]
         moments = [(now, "today", "chart-quiet"), *([(end, short_for_it, "chart-bad")] if refusal else [])]
         marks += _moments(across, moments, floor=upward(0), right=right)
-        ends = [
-            (level, "budget", raised(last.budget), "chart-budget-label"),
-            (upward(last.standing), "now", raised(last.standing), "chart-spent-label"),
-        ]
+        ends = [(level, "budget", raised(last.budget), "chart-budget-label")]
         marks += _end_labels(ends, x=right + 4, width=WIDTH - right - 4)
         rows += [
             [f"{moment(each.at)}, extrapolated", raised(at_most(each.standing)), raised(last.budget)] for each in coming
@@ -345,22 +366,37 @@ def _axes(
 def _grid(upward: Scale, across: Scale, start: datetime, stop: datetime, *, right: float) -> Iterator[Markup]:
     yield from _rungs(upward, right=right)
     yield label("ε", x=4.0, y=_TOP - 6, class_="chart-quiet")
-    for at, words in _with_room(start, stop, width=right - across.start):
-        x = across(_seconds(at))
+    for x, words in _with_room(across, start, stop):
         yield line(x1=x, x2=x, y1=upward(0), y2=upward(0) + 4, class_="chart-axis")
         yield label(words, x=x, y=upward(0) + 16, class_="chart-quiet", anchor=_anchor(x, words, right=WIDTH))
     same_day = day(start) == day(stop)
     written = f"time (UTC), {day(start)}" if same_day else f"time (UTC), {day(start)} to {day(stop)}"
-    yield label(written, x=WIDTH / 2, y=_HEIGHT - 6, class_="chart-quiet", anchor="middle")
+    middle = max((across.start + right) / 2, wide(written) / 2)
+    yield label(written, x=middle, y=_HEIGHT - 6, class_="chart-quiet", anchor="middle")
 
 
-def _with_room(start: datetime, stop: datetime, *, width: float) -> list[tuple[datetime, str]]:
-    """As many round times as can be written beside each other."""
+def _with_room(across: Scale, start: datetime, stop: datetime) -> list[tuple[float, str]]:
+    """As many round times as can be written beside each other, and where."""
+    found: list[tuple[float, str]] = []
     for most in (6, 5, 4, 3):
-        found = time_ticks(start, stop, most=most)
-        if fits("m".join(words for _, words in found), width=width):
+        found = [(across(_seconds(at)), words) for at, words in time_ticks(start, stop, most=most)]
+        if not _is_crowded(found):
             return found
-    return []
+    while _is_crowded(found):
+        found = found[::2]
+    return found
+
+
+def _is_crowded(written: Sequence[tuple[float, str]]) -> bool:
+    spans = [_span(*each) for each in written]
+    return any(right - left < 6 for (_, left), (right, _) in pairwise(spans))
+
+
+def _span(x: float, words: str) -> tuple[float, float]:
+    """From where to where words reach that are written at a tick."""
+    size = wide(words)
+    before = {"start": 0.0, "middle": size / 2, "end": size}[_anchor(x, words, right=WIDTH)]
+    return x - before, x - before + size
 
 
 def _rungs(upward: Scale, *, right: float) -> Iterator[Markup]:
@@ -397,15 +433,17 @@ def _end_labels(ends: Sequence[tuple[float, str, str, str]], *, x: float, width:
 # ---------------------------------------------------------------- over datapoints, tasks and windows
 
 
-def histogram(*, name: str, title: str, terms: Terms, bins: Sequence[Bin], budget: float) -> Markup:
+def histogram(
+    *, name: str, title: str, terms: Terms, bins: Sequence[Bin], budget: float, most: float | None = None
+) -> Markup:
     """How many datapoints have how much behind them; a bar that stands for anybody can be seen."""
     total = sum(each.count for each in bins)
-    most = max((each.count for each in bins), default=0)
+    highest_count = max((each.count for each in bins), default=0)
     marks: list[Markup] = []
     said = "Nobody has been registered."
     if total:
         fullest = max(bins, key=lambda each: each.count)
-        furthest = max(each.upper for each in bins if each.count)
+        furthest = max(each.upper for each in bins if each.count) if most is None else most
         most_of_all = (
             f"nobody has more than {raised(max(furthest, 0.0))}"
             if math.isfinite(furthest)
@@ -415,10 +453,16 @@ def histogram(*, name: str, title: str, terms: Terms, bins: Sequence[Bin], budge
             f"{fullest.count:,} of {total:,} have between ε = {fullest.lower:.3g} and {raised(fullest.upper)} behind "
             f"them, spent and held together; {most_of_all} ({terms})."
         )
+        if over := sum(each.count for each in bins if each.lower >= budget):
+            said += f" {over:,} {'is' if over == 1 else 'are'} over the budget."
         right = WIDTH - 10
-        highest = max([budget, *(each.upper for each in bins if math.isfinite(each.upper))])
+        highest = max(
+            budget * (1.15 if any(math.isinf(each.upper) for each in bins) else 1.0),
+            *(each.upper for each in bins if math.isfinite(each.upper)),
+            0.0,
+        )
         across = Scale(lowest=0.0, highest=highest, start=_LEFT + 6, stop=right)
-        upward = Scale(lowest=0.0, highest=most * 1.08, start=_HEIGHT - _BOTTOM, stop=_TOP)
+        upward = Scale(lowest=0.0, highest=highest_count * 1.08, start=_HEIGHT - _BOTTOM, stop=_TOP)
         marks += _counted(upward, right=right)
         for each in bins:
             if not each.count:
@@ -426,9 +470,10 @@ def histogram(*, name: str, title: str, terms: Terms, bins: Sequence[Bin], budge
             left, wide = across(each.lower), across(each.upper) - across(each.lower)
             tall = max(2.0, upward(0) - upward(each.count))
             gap = min(1.0, wide / 4)
+            kind = "chart-over" if each.lower >= budget else "chart-spent"
             marks.append(
                 tag(
-                    "rect", class_="chart-spent", x=left + gap / 2, y=upward(0) - tall, width=max(wide - gap, 0.5),
+                    "rect", class_=kind, x=left + gap / 2, y=upward(0) - tall, width=max(wide - gap, 0.5),
                     height=tall,
                 )
             )  # fmt: skip
@@ -446,9 +491,16 @@ def histogram(*, name: str, title: str, terms: Terms, bins: Sequence[Bin], budge
             ]
         x = across(budget)
         marks += [
+            line(x1=x, x2=x, y1=_TOP - 2, y2=upward(0), class_="chart-halo"),
             line(x1=x, x2=x, y1=_TOP - 2, y2=upward(0), class_="chart-budget", dashes="5 3"),
             label(f"budget {raised(budget)}", x=x - 4, y=_TOP + 4, class_="chart-budget-label", anchor="end"),
-            label("spent and held, ε ≤", x=WIDTH / 2, y=_HEIGHT - 6, class_="chart-quiet", anchor="middle"),
+            label(
+                f"spent and held, ε {terms.sign}",
+                x=(across.start + right) / 2,
+                y=_HEIGHT - 6,
+                class_="chart-quiet",
+                anchor="middle",
+            ),
             label("datapoints", x=2.0, y=_TOP - 5, class_="chart-quiet"),
         ]
     rows = [[f"{each.lower:.3g} to {raised(max(each.upper, 0.0))}", f"{each.count:,}"] for each in bins]
@@ -484,7 +536,7 @@ def bars(
         first = least[0]
         said = (
             f"Least is available in {fitting(first.label, width=400)}: {lowered(_available(first))} of a budget of "
-            f"ε = {raised(first.budget)} ({terms}). A whole bar is a whole budget."
+            f"ε = {raised(first.budget)} ({terms}). A whole bar is a whole budget. Each bar is its worst-off."
         )
     if len(drawn) < len(ordered):
         which = f"The {len(drawn)} with least available" if order == "least" else f"The first {len(drawn)}"
@@ -556,7 +608,8 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         if not intervals
         else f"None of {len(intervals):,} disproves its promise."
         if not broken
-        else f"{broken:,} of {len(intervals):,} disprove a promise: at least so much leaked, and less was promised."
+        else f"{broken:,} of {len(intervals):,} {'disproves its promise' if broken == 1 else 'disprove their promises'}"
+        ": more leaked than was promised."
     )
     if terms := {each.terms.at for each in intervals}:
         said += f" Both at {min(terms)}." if len(terms) == 1 else " Each at its own δ and per its own unit."
@@ -569,8 +622,10 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         lower, promise = at_least(each.lower), at_most(each.promise)
         left, right = across(lower), across(promise)
         verdict, y = f"{icon} {word}", top + 22
+        called = each.label.partition(": ")[2] if len(intervals) == 1 else ""
+        room = WIDTH - wide(f"{verdict} mm")
         marks += [
-            label(fitting(each.label, width=WIDTH - 116, bold=True), x=0.0, y=top + 12, class_="chart-name"),
+            label(fitting(called or each.label, width=room, bold=True), x=0.0, y=top + 12, class_="chart-name"),
             label(verdict, x=WIDTH, y=top + 12, class_=f"chart-{tone}", anchor="end"),
             line(x1=across.start, x2=across.stop, y1=y, y2=y, class_="chart-hair"),
             line(x1=left, x2=right, y1=y, y2=y, class_=f"chart-between-{tone}"),

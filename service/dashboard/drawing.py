@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
-from service.printed import up
+from service.printed import down, up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,6 +80,15 @@ def fitting(words: str, *, width: float, bold: bool = False) -> str:
     """
     words = _written(words)
     return words if fits(words, width=width, bold=bold) else f"{words[: max(0, _most(width, bold=bold) - 1)]}…"
+
+
+def wide(words: str) -> float:
+    """How much room words take, rather too much.
+
+    >>> wide("12:00") <= 40
+    True
+    """
+    return len(words) * _LETTER_WIDTH
 
 
 def fits(words: str, *, width: float, bold: bool = False) -> bool:
@@ -176,8 +185,8 @@ def raised(value: float) -> str:
 
 
 def lowered(value: float) -> str:
-    """A lower bound in words: three decimals, no larger."""
-    return f"{math.floor(value * 1000) / 1000:g}" if math.isfinite(value) else "∞"
+    """A lower bound in words: three digits, no larger."""
+    return down(value) if math.isfinite(value) else "∞"
 
 
 # ---------------------------------------------------------------- times

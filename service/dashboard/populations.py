@@ -67,10 +67,11 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
             name="steps", title="Spent and held by the worst-off, over time", terms=terms,
             readings=over_time(data["history"]), until=now,
         )  # fmt: skip
-    if budget["histogram"]:
+    if worst := budget["worst_off"]:
+        most = sum(math.inf if each is None else each for each in (worst["spent"], worst["held"]))
         drawn["histogram"] = charts.histogram(
-            name="histogram", title="How much datapoints have behind them", terms=terms,
-            bins=_bins(budget),
+            name="histogram", title="How much is spent and held, by datapoint", terms=terms, most=most,
+            bins=bins(budget, over=data["over_policy"], most=most),
             budget=budget["budget"]["epsilon"],
         )  # fmt: skip
     if budget["tasks"]:
@@ -82,20 +83,24 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     if len(budget["windows"]) > 1:
         drawn["windows"] = charts.bars(
             name="windows", title="Windows of arrivals, in their order", terms=terms, order="given",
-            meters=[_meter(f"{each['start']:,} to {each['stop'] - 1:,}", each["epsilon"], None)
+            meters=[_meter(f"arrivals {each['start']:,} to {each['stop'] - 1:,}", each["epsilon"], None)
                     for each in budget["windows"]],
         )  # fmt: skip
     drawn["forecast"] = _forecast_chart(data, now)
     return drawn
 
 
-def _bins(budget: Mapping[str, Any]) -> list[charts.Bin]:
-    """The histogram; its last bin has everybody who is beyond, and ends where the worst-off is, at infinity perhaps."""
-    bins = [charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"]) for each in budget["histogram"]]
-    worst = budget["worst_off"]
-    reached = sum(math.inf if each is None else each for each in (worst["spent"], worst["held"]))
-    last = bins[-1]
-    return [*bins[:-1], charts.Bin(lower=last.lower, upper=max(last.upper, reached), count=last.count)]
+def bins(budget: Mapping[str, Any], *, over: int, most: float) -> list[charts.Bin]:
+    """The histogram up to the budget; `over` are beyond, and have a bin of their own up to where the worst-off is.
+
+    They are counted in the last bin of the reading.
+    """
+    found = [charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"]) for each in budget["histogram"]]
+    if not over:
+        return found
+    last, edge = found[-1], budget["budget"]["epsilon"]
+    within = charts.Bin(lower=last.lower, upper=edge, count=last.count - over)
+    return [*found[:-1], within, charts.Bin(lower=edge, upper=max(edge, most), count=over)]
 
 
 def _forecast_chart(data: Mapping[str, Any], now: datetime) -> Markup | None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.audit.verdicts import Verdict
-from service.dashboard import charts
+from service.dashboard import charts, populations
 from service.dashboard.charts import Bin, Foreseen, Interval, Meter, Rates, Reading, Terms
 from service.dashboard.drawing import LETTER, apart, day, fitting, tag, ticks, time_ticks
 
@@ -382,8 +382,65 @@ def test_a_violation_is_said_in_words() -> None:
     audit = Interval(label="a", lower=3.0, promise=1.0, terms=TERMS, confidence=0.97, verdict="violation")
     made = charts.interval_chart(name="c", title="t", intervals=[audit])
     assert "✗ violation" in made
-    assert "1 of 1 disprove a promise" in made
+    assert "1 of 1 disproves its promise: more leaked than was promised." in made
     assert "Both at δ = 1e-06, per user." in made
+
+
+def test_times_are_written_apart_from_each_other() -> None:
+    for seconds in (3, 11, 17, 40, 59, 130, 3_700, 86_400, 40 * 86_400, 900 * 86_400):
+        start = START + timedelta(hours=14, minutes=19, seconds=50)
+        read = [Reading(at=start, spent=0.5, held=0.0, budget=1.0)]
+        made = charts.step_chart(
+            name="c", title="t", terms=TERMS, readings=read, until=start + timedelta(seconds=seconds)
+        )
+        under = [each for each in svg(made).iter("text") if float(each.attrib["y"]) == 186.0]
+        assert under
+        before = {"start": 0.0, "middle": 0.5, "end": 1.0}
+        ends = []
+        for each in under:
+            size = len(each.text or "") * 6.9  # of digits of 12.5, beside each other
+            left = float(each.attrib["x"]) - before[each.attrib["text-anchor"]] * size
+            ends.append((left, left + size))
+        assert all(later[0] - earlier[1] >= 6 for earlier, later in itertools.pairwise(ends)), (seconds, ends)
+
+
+def test_what_is_held_is_outlined_only_where_something_is() -> None:
+    held = (0.0, 0.2, 0.0, 0.3)
+    read = [
+        Reading(at=START + timedelta(days=place), spent=0.5, held=each, budget=1.0) for place, each in enumerate(held)
+    ]
+
+    def outlines(number: int) -> int:
+        until = START + timedelta(days=9)
+        made = charts.step_chart(name="c", title="t", terms=TERMS, readings=read[:number], until=until)
+        assert ">held 0<" not in made
+        return sum(
+            each.attrib["class"] == "chart-held-line" and "M0 0" not in each.attrib["d"]
+            for each in svg(made).iter("path")
+        )
+
+    assert [outlines(number) for number in (1, 2, 3, 4)] == [0, 1, 1, 2]
+
+
+def test_a_histogram_tells_those_over_the_budget_and_the_real_maximum() -> None:
+    said = {
+        "budget": {"epsilon": 0.5},
+        "histogram": [
+            {"from": 0.0, "to": 0.25, "datapoints": 40},
+            {"from": 0.25, "to": 0.5, "datapoints": 62},
+        ],
+    }
+    found = populations.bins(said, over=60, most=0.8)
+    assert [(each.lower, each.upper, each.count) for each in found] == [(0.0, 0.25, 40), (0.25, 0.5, 2), (0.5, 0.8, 60)]
+    made = charts.histogram(name="c", title="t", terms=TERMS, bins=found, budget=0.5, most=0.8)
+    assert "nobody has more than 0.8 " in made
+    assert "60 are over the budget." in made
+    assert sum(each.attrib["class"] == "chart-over" for each in svg(made).iter("rect")) == 1
+    within = populations.bins(said, over=0, most=0.3)
+    assert [each.count for each in within] == [40, 62]
+    assert "nobody has more than 0.3 " in charts.histogram(
+        name="c", title="t", terms=TERMS, bins=within, budget=0.5, most=0.3
+    )
 
 
 def test_those_with_least_available_come_first_and_the_rest_is_in_the_table() -> None:

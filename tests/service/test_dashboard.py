@@ -332,7 +332,7 @@ def test_whoever_has_no_finite_epsilon_is_not_shown_within_the_budget(call: Call
     call.ok("PUT", f"/v1/populations/{name}/policy", {"reason": "more caution", "delta": 1e-8})
     assert call.reading(name, 3) == {"spent": None, "held": 0.0, "available": 0.0, "budget": 1.0}
     page = call("GET", f"/populations/{name}/budget").text
-    assert "15 of 20 have between ε = 0.95 and ∞ behind them" in page
+    assert "15 of 20 have between ε = 1 and ∞ behind them" in page
     assert "in the last bar are some for whom no finite ε holds (δ = 1e-08" in page
     assert "nobody has more than" not in page
 
