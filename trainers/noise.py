@@ -127,14 +127,13 @@ class Noise:
     ) -> Iterator[torch.Tensor]:
         """So many `times`, `size` normals in float64, of a stream of their own.
 
-        They are drawn many at a time. A vector may be changed, and stays until `kept` more were asked for: then its
-        memory is filled again.
+        They are drawn many at a time. A vector may be changed, and stays until the `kept`-th after it is asked for:
+        then its memory is filled again.
         """
         own = Noise(self._drawn(32).tobytes(), releasable=self.releasable)
-        together = max(1, _TOGETHER // max(size, 1))
-        blocks = torch.empty(
-            (2 + (kept - 1) // together, min(together, times), size), dtype=torch.float64, device=device
-        )
+        together = max(1, min(_TOGETHER // max(size, 1), times))
+        many = 1 + (kept + together - 2) // together  # blocks that hold `kept` vectors in a row, wherever they begin
+        blocks = torch.empty((many, together, size), dtype=torch.float64, device=device)
 
         def vectors() -> Iterator[torch.Tensor]:
             """The first block has one vector alone, since somebody waits for it."""

@@ -34,6 +34,7 @@ Combine: TypeAlias = Callable[[Sequence[Gradient]], Gradient]
 Schedule: TypeAlias = Callable[[int], Sequence[int]]
 
 _AHEAD: Final = 4  # samples that are drawn and laid out at a time, with their noise
+_LARGE: Final = 1 << 20  # weights: of so many two vectors of noise are enough, and more would be much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,15 +220,17 @@ def train(
     parameters = trainable(module)
     move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
     places = [range(len(sources)) if schedule is None else schedule(step) for step in range(steps)]
-    normals = noise.stream(size_of(parameters), times=sum(map(len, places)), kept=_AHEAD, device=parameters[0].device)
+    size = size_of(parameters)
+    most = _AHEAD if size < _LARGE else 2
+    normals = noise.stream(size, times=sum(map(len, places)), kept=most, device=parameters[0].device)
     sizes = [source.batch(physical_batch) for source in sources]
-    spaces = {size: [sources[0].space(size) for _ in range(_AHEAD)] for size in set(sizes)}
+    spaces = {size: [sources[0].space(size) for _ in range(most)] for size in set(sizes)}
 
     def draws() -> Iterator[Drawn]:
         for number, place in enumerate(chain.from_iterable(places)):
-            yield Drawn.of(sources[place], spaces[sizes[place]][number % _AHEAD], noise, next(normals))
+            yield Drawn.of(sources[place], spaces[sizes[place]][number % most], noise, next(normals))
 
-    with clipping(module, loss=loss) as sums, ahead(draws(), most=_AHEAD) as drawn:
+    with clipping(module, loss=loss) as sums, ahead(draws(), most=most) as drawn:
         for step, sampled in enumerate(places):
             gradients = [
                 _noisy_gradient(parameters, sources[place], next(drawn), sums=sums, normaliser=sources[place].expected)

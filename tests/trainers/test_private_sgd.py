@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from trainers import private_sgd
 from trainers.clipping import clipped_sum, trainable
 from trainers.models import build, load, state
 from trainers.noise import Noise, grid_step
@@ -290,3 +291,30 @@ def test_images_too_small_for_their_convolutions_are_refused() -> None:
     for shape in ([784], [1, 3, 9]):
         with pytest.raises(ValueError, match=r"recipe.shape: expected channels, height and width"):
             build({"model": "cnn", "hidden": [4, 4], "shape": shape}, outputs=2)
+
+
+@pytest.mark.parametrize("large", [1 << 20, 1])
+@pytest.mark.parametrize("physical_batch", [8, 512])
+def test_a_core_to_spare_changes_nothing_but_the_time(
+    monkeypatch: pytest.MonkeyPatch, physical_batch: int, large: int
+) -> None:
+    """Samples of several sources, of one part and of many, and more steps than are drawn ahead."""
+    monkeypatch.setattr(private_sgd, "_LARGE", large)
+    trained = []
+    for cores in (1, 1000):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        module = network()
+        train(
+            module,
+            [source(), source(sampling_probability=0.9), source(without=range(30))],
+            steps=11,
+            noise=Noise.repeatable(7),
+            optimiser="adam",
+            learning_rate=0.1,
+            combine=lambda gradients: [sum(parts) for parts in zip(*gradients, strict=True)],
+            schedule=lambda step: [0, 1, 2] if step % 3 else [2, 0],
+            physical_batch=physical_batch,
+        )
+        trained.append(flat(list(module.parameters())))
+    assert torch.equal(*trained)
+    assert not torch.equal(trained[0], flat(list(network().parameters())))
