@@ -78,6 +78,8 @@ _FINAL: Final = frozenset(
 _OF_NUMBERS: Final = frozenset(
     {"artifact.not_finite", "artifact.unreadable", "artifact.example_counts", "noise.repeated", "noise.shared"}
 )
+#: How the reason of a release begins that is spent without an artifact; reports say it in words of their own.
+NOTHING_LEFT: Final = "it counts as left, and nothing did"
 
 _INSERT = text(
     "INSERT INTO job (id, release, population_id, actor, queue, device, mechanism, parameters, recipe, data, epsilon, "
@@ -311,7 +313,7 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], audited: Audite
                 return _retried_or_failed(book, at, connection, row, "finding.denied", evidence={"findings": seen})
             _end(connection, row, "failed", at, error="finding.denied")
             because = ", ".join(sorted(codes))
-            reason = f"it counts as left, and nothing did, since numbers that were paid for deny it: {because}"
+            reason = f"{NOTHING_LEFT}, since numbers that were paid for deny it: {because}"
             spent: Body = {"kind": "release.committed", "release": known.id, "reason": reason}
             return Outcome(bodies=[spent], status=200, respond=lambda _: {"status": "failed"})
         body: Body = {"kind": "release.committed", "release": known.id, "artifact": dict(artifact)}

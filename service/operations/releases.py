@@ -530,7 +530,7 @@ def detail(
     What stands against it, and what was looked at to find that, follows from its entries in the log.
     """
     decision = body["decision"]
-    shown = {**decision, "reasons": [_with_delta(book, each, decision) for each in decision["reasons"]]}
+    shown = {**decision, "reasons": [with_delta(book, each, decision) for each in decision["reasons"]]}
     charges = []
     for charge in body["charges"]:
         scope, _, _ = book.scope(charge["scope"])
@@ -555,7 +555,7 @@ def detail(
     }
 
 
-def _with_delta(book: Book, reason: Mapping[str, Any], decision: Mapping[str, Any]) -> dict[str, Any]:
+def with_delta(book: Book, reason: Mapping[str, Any], decision: Mapping[str, Any]) -> dict[str, Any]:
     """A reason with the δ of the budget that had no room; entries of before do not say it, and tasks keep theirs."""
     task = book.tasks.get(reason.get("task") or "")
     own = None if task is None else task.budget

@@ -8,6 +8,7 @@ that is made, or a violation that is found or lifted later. Nobody is named in i
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -25,9 +26,11 @@ from accountant.canonical import from_canonical
 from service.errors import NotFound, Problem
 from service.operations import readings, verifications
 from service.operations.certificates import CERTIFIED, shortened
+from service.operations.jobs import NOTHING_LEFT
 from service.operations.populations import is_made_up
+from service.operations.releases import with_delta
 from service.operations.statements import odds_so_far
-from service.printed import plain
+from service.printed import plain, up
 from service.store.writer import stamp
 
 if TYPE_CHECKING:
@@ -114,10 +117,11 @@ _BECAME: Final = (
     ("expired", "expired into spent: nobody said what became of them"),
     ("voided", "voided: nothing of them left"),
     ("denied", "denied"),
+    ("spent", "spent, although nothing of them left: numbers in their files denied them, and were paid for"),
 )
 #: What else is in a ledger, in words for one and for more; releases, policies and audits have sections of their own.
 _ELSE: Final = (
-    ("datapoints.registered", "registration of datapoints", "registrations of datapoints"),
+    ("datapoints.registered", "registration of {unit}s", "registrations of {unit}s"),
     ("task.created", "task made", "tasks made"),
     ("release.audited", "check of a release", "checks of releases"),
     ("artifact.attached", "artifact told later", "artifacts told later"),
@@ -177,6 +181,7 @@ def of_population(
     policies: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
     ended: list[str] = []
+    unmade: list[str] = []  # of those: nothing left
     findings: list[dict[str, Any]] = []
     audits: list[str] = []
     for number, digest, body in Log(database, population):
@@ -192,7 +197,7 @@ def of_population(
         if book.chain.link.hash != digest:
             raise Problem("conflict", f"Entry {number:,} of {population!r} is not what was written: verify its ledger.")
         if "policy" in document and isinstance(document["policy"], dict):
-            policies = [*(policies if begun else []), _policy(document, number)]
+            policies = [*(policies if begun else []), _policy(book, document, number)]
         if not begun:
             continue
         if len(entries) >= MOST_ENTRIES:
@@ -202,9 +207,10 @@ def of_population(
         entries.append(_entry(book, number, digest, document))
         findings += _findings(number, document)
         if document["kind"] in {"release.held", "release.denied"}:
-            decisions.append(_decision(document, number))
+            decisions.append(_decision(book, document, number))
         elif document["kind"] in {"release.committed", "release.expired"}:
             ended.append(document["release"])
+            unmade += [document["release"]] * _left_nothing(document)
         elif document["kind"] in {"audit.concluded", "audit.abandoned"}:
             audits.append(document["audit"])
     if book is None:
@@ -214,7 +220,7 @@ def of_population(
     promise = _promise(book)
     end = budgets(book, now)
     for each in decisions:
-        each["became"] = book.releases[each["release"]].status
+        each["became"] = "spent" if each["release"] in unmade else book.releases[each["release"]].status
     return {
         "title": f"Report on population {population}",
         "kind": "period",
@@ -222,7 +228,7 @@ def of_population(
         "is_made_up": is_made_up(book),
         "release": None,
         "verdict": _verdict(book),
-        "summary": _summary(book, decisions, findings, entries, ended),
+        "summary": _summary(book, decisions, findings, entries, [each for each in ended if each not in unmade]),
         "actors": _actors(database, [*entries, *policies]),
         "unit": book.unit,
         "adjacency": book.adjacency,
@@ -265,18 +271,19 @@ def of_release(
     documents = [(row.number, bytes(row.hash), from_canonical(bytes(row.body))) for row in rows]
     known = book.releases[release]
     promise = _promise(book)
-    decided = [_decision(documents[0][2], documents[0][0]) | {"became": known.status}]
+    unmade = any(_left_nothing(document) for _, _, document in documents)
+    decided = [_decision(book, documents[0][2], documents[0][0]) | {"became": "spent" if unmade else known.status}]
     entries = [_entry(book, number, digest, document) for number, digest, document in documents]
     findings = [each for number, _, document in documents for each in _findings(number, document)]
     ended = [release] if known.status in CERTIFIED else []
-    policies = _policies(database, book.name, documents[0][2]["policy"], documents[-1][0])
+    policies = _policies(database, book, documents[0][2]["policy"], documents[-1][0])
     return {
         "title": f"Report on release {release}",
         "kind": "release",
         "population": book.name,
         "is_made_up": is_made_up(book),
         "verdict": {"answer": known.status, "text": f"{entries[-1]['text']}"},
-        "summary": _summary(book, decided, findings, entries, ended),
+        "summary": _summary(book, decided, findings, entries, [] if unmade else ended),
         "actors": _actors(database, [*entries, *policies]),
         "odds": promise.guarantee.odds(),
         "odds_so_far": None,
@@ -373,17 +380,17 @@ def _summary(
     decisions: Sequence[Mapping[str, Any]],
     findings: Sequence[Mapping[str, Any]],
     entries: Sequence[Mapping[str, Any]],
-    ended: Sequence[str],
+    left: Sequence[str],
 ) -> dict[str, Any]:
     """How many of each: what became of proposals, why they were refused, what was opened and found, what else was."""
-    became = Counter[str](book.releases[each["release"]].status for each in decisions)
+    became = Counter[str](each["became"] for each in decisions)
     reasons = Counter(code for each in decisions for code in {reason["code"] for reason in each["reasons"]})
     found: dict[str, set[str]] = {}
     for each in findings:
         found.setdefault(each["code"], set()).add(str(each["release"]))
     severities = {each["code"]: each["severity"] for each in findings}
     kinds = Counter(each["kind"] for each in entries)
-    left = [book.releases[each].standing for each in ended]
+    standings = [book.releases[each].standing for each in left]
     return {
         "proposed": len(decisions),
         "outcomes": [{"status": name, "text": words, "releases": became[name]} for name, words in _BECAME],
@@ -391,7 +398,7 @@ def _summary(
             {"code": code, "text": _reason(code), "releases": count} for code, count in reasons.most_common()
         ],
         "left": len(left),
-        "opened": sum(each.artifact is not None and each.artifact in each.opened for each in left),
+        "opened": sum(each.artifact is not None and each.artifact in each.opened for each in standings),
         "findings": [
             {
                 "code": code,
@@ -402,7 +409,11 @@ def _summary(
             for code, those in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
         ],
         "else": [
-            {"kind": kind, "entries": kinds[kind], "text": f"{kinds[kind]:,} {one if kinds[kind] == 1 else more}"}
+            {
+                "kind": kind,
+                "entries": kinds[kind],
+                "text": f"{kinds[kind]:,} {(one if kinds[kind] == 1 else more).format(unit=book.unit)}",
+            }
             for kind, one, more in _ELSE
             if kinds[kind]
         ],
@@ -445,15 +456,17 @@ def budgets(book: Book, now: datetime) -> dict[str, Any]:
     return {"number": book.number, **{name: found[name] for name in kept}}
 
 
-def _policies(database: Database, population: str, version: int, upto: int) -> list[dict[str, Any]]:
+def _policies(database: Database, book: Book, version: int, upto: int) -> list[dict[str, Any]]:
     """The policy by which a release was decided, and those that followed while it was under way."""
     with database.transaction() as connection:
-        rows = connection.execute(_POLICIES, {"name": population, "upto": upto}).all()
+        rows = connection.execute(_POLICIES, {"name": book.name, "upto": upto}).all()
     documents = [(row.number, from_canonical(bytes(row.body))) for row in rows]
-    return [_policy(document, number) for number, document in documents if document["policy"]["version"] >= version]
+    return [
+        _policy(book, document, number) for number, document in documents if document["policy"]["version"] >= version
+    ]
 
 
-def _policy(document: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _policy(book: Book, document: Mapping[str, Any], number: int) -> dict[str, Any]:
     policy = document["policy"]
     return {
         "version": policy["version"],
@@ -463,33 +476,37 @@ def _policy(document: Mapping[str, Any], number: int) -> dict[str, Any]:
         "reason": document.get("reason"),
         "epsilon": policy["budget"]["epsilon"],
         "delta": policy["budget"]["delta"],
-        "text": policy_in_words(policy),
+        "text": policy_in_words(policy, unit=book.unit),
     }
 
 
-def policy_in_words(policy: Mapping[str, Any]) -> str:
-    """A policy of the log as sentences."""
+def policy_in_words(policy: Mapping[str, Any], *, unit: str = "datapoint") -> str:
+    """A policy of the log as sentences, with its datapoints called by what they are where the caller says it."""
     exhausted = {
         "deny": "A release that somebody cannot afford is denied.",
         "trim": "Whoever cannot afford a release is left out of it.",
     }
     names = "may" if policy["named_scopes"] else "may not"
-    budget, accepts = policy["budget"], " or ".join(policy["accepts"])
+    budget, accepts = policy["budget"], f"Mechanisms are accepted that are {' or '.join(policy['accepts'])}."
+    if policy["accepts"] == ["proved"]:
+        accepts = "Only proved mechanisms are accepted."
     findings = {**DEFAULT_VERDICTS, **policy.get("findings", {})}
-    deny = ", ".join(each for each, said in findings.items() if said == "deny") or "none"
-    allowed = ", ".join(each for each, said in findings.items() if said == "allow" and each in RULES)
-    more = [f"Findings that deny a release: {deny}."]
-    more += [f"Findings that are allowed by name: {allowed}."] if allowed else []
+    deny = [each for each, said in findings.items() if said == "deny"]
+    levels = " or ".join(each for each in deny if each in DEFAULT_VERDICTS)
+    named = " or ".join(each for each in deny if each not in DEFAULT_VERDICTS)
+    kinds = " or ".join(kind for kind in (levels and f"of severity {levels}", named and f"of the kind {named}") if kind)
+    allowed = " or ".join(each for each, said in findings.items() if said == "allow" and each in RULES)
+    more = [f"A finding {kinds} denies a release." if kinds else "No finding denies a release."]
+    more += [f"A finding of the kind {allowed} is allowed by name."] if allowed else []
     more += ["Whose the rows of files are is said by rules."] if policy.get("data") else []
     more += [f"Violations that block no more: {', '.join(policy['lifted'])}."] if policy.get("lifted") else []
     return (
         f"Nobody may be charged more than ε = {plain(budget['epsilon'])} at δ = {plain(budget['delta'])} for life. "
-        f"Mechanisms are accepted that are {accepts}. {exhausted[policy['on_exhausted']]} "
-        f"Pipelines {names} name single datapoints. {' '.join(more)}"
+        f"{accepts} {exhausted[policy['on_exhausted']]} Pipelines {names} name single {unit}s. {' '.join(more)}"
     )
 
 
-def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _decision(book: Book, document: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A decision as it was made, refusals with their reasons; scopes stay where they are."""
     decision = document["decision"]
     mechanism = document["declared"].get("mechanism")
@@ -503,12 +520,38 @@ def _decision(document: Mapping[str, Any], number: int) -> dict[str, Any]:
         "mechanism": None if mechanism is None else mechanism["name"],
         "tasks": sorted({name for charge in document["charges"] for name in _tasks(charge["scope"])}),
         "events": [shortened(charge["event"]) for charge in document["charges"]],
-        "reasons": [{"code": each["code"], "message": each["message"]} for each in decision["reasons"]],
+        "reasons": [_why(book, with_delta(book, each, decision)) for each in decision["reasons"]],
         "datapoints": decision["datapoints"],
         "trimmed": decision["trimmed"],
         "epsilon": decision["epsilon"],
         "policy": document["policy"],
     }
+
+
+def _why(book: Book, reason: Mapping[str, Any]) -> dict[str, Any]:
+    """A reason as it was given, and in words for whoever knows no orders; with the ε of a task that had no room."""
+    text = re.sub(r"\bdatapoint(s?)\b", rf"{book.unit}\1", reason["message"])
+    said = {"code": reason["code"], "message": reason["message"], "text": text, "task_epsilon": None}
+    if "budget" not in reason:
+        return said
+    task, epsilon, count = reason["task"], reason["epsilon"], reason["datapoints"]
+    whose = "the lifelong budget" if task is None else f"the own budget of task {task!r}"
+    where = "beyond any ε" if epsilon is None else f"to ε ≤ {up(epsilon)}"
+    more = ", and what it adds to δ is over its share" if reason.get("delta_over") else ""
+    text = (
+        f"This release would bring {count:,} {book.unit}{'' if count == 1 else 's'} {where}; {whose} is "
+        f"ε = {plain(reason['budget'])} at δ = {plain(reason['delta'])}{more}."
+    )
+    return said | {"text": text, "task_epsilon": None if task is None else epsilon}
+
+
+def _left_nothing(document: Mapping[str, Any]) -> bool:
+    """Whether a release is spent without anything having left: numbers in its file denied it."""
+    return (
+        document["kind"] == "release.committed"
+        and "artifact" not in document
+        and document.get("reason", "").startswith(NOTHING_LEFT)
+    )
 
 
 def _tasks(scope: Mapping[str, Any]) -> list[str]:
@@ -563,7 +606,7 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
                 f"δ = {plain(promise['delta'])} for life to every {document['unit']}."
             )
         case "datapoints.registered":
-            return f"{document['count']:,} datapoints were registered."
+            return f"{document['count']:,} {book.unit}s were registered."
         case "datapoint.erased":
             return "A key was erased; what was released about its datapoint stays counted."
         case "datapoint.returned":
@@ -578,12 +621,20 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             return f"The population was {became}: {_ended(document.get('reason'))}"
         case "release.held":
             counted = document["decision"]["datapoints"]
-            return f"Release {release} ({document['release_kind']}) was admitted and held, for {counted:,} datapoints."
+            return (
+                f"Release {release} ({document['release_kind']}) was admitted and held, for {counted:,} {book.unit}s."
+            )
         case "release.denied":
             reasons = ", ".join(_reason(each["code"]) for each in document["decision"]["reasons"])
             return f"Release {release} ({document['release_kind']}) was denied: {reasons}."
         case "release.audited":
             return _audited_in_words(document)
+        case "release.committed" if _left_nothing(document):
+            codes = document["reason"].rpartition(": ")[2].split(", ")
+            return (
+                f"Nothing of release {release} left; what was held is spent all the same, since numbers in its file, "
+                f"which were paid for, deny it: {'; '.join(map(_reason, codes))}."
+            )
         case "release.committed":
             artifact = document.get("artifact")
             named = f", as the artifact {artifact['sha256']}" if artifact else ""

@@ -54,7 +54,21 @@ def html(template: str, document: Mapping[str, Any]) -> bytes:
             sha256=sha256(canonical(document["report"])).hexdigest() if "report" in document else None,
         )
     )
-    return page.encode()
+    return _unbroken(page).encode()
+
+
+def _unbroken(page: str) -> str:
+    """The page with no line that ends inside a number with its sign, inside a date, or before %."""
+    head, main, body = page.partition("<main>")
+    pieces = re.split("(<[^>]*>)", body)
+    return head + main + "".join(
+        each if each.startswith("<") else _WHOLE.sub(r'<span class="whole">\g<0></span>', each) for each in pieces
+    )  # fmt: skip
+
+
+_WHOLE: Final = re.compile(
+    r"[εδ] [=≤≥] [^\s,;:()]+|\d{4}-\d\d-\d\d(?: \d\d:\d\d(?::\d\d)? UTC)?|\d[\d.,]* %|\d[\d.]*e-\d+"
+)
 
 
 def carried_in(page: bytes) -> Any:
@@ -210,5 +224,12 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"up": up, "down": down, "moment": moment, "event": event_in_words, "count": "{:,}".format}
+    made.filters |= {
+        "up": up,
+        "down": down,
+        "moment": moment,
+        "plain": plain,
+        "event": event_in_words,
+        "count": "{:,}".format,
+    }
     return made

@@ -39,6 +39,10 @@ def test_the_report_of_a_quarter_is_a_few_pages(sights: dict[str, Sight], tmp_pa
     assert re.search(r"\d+ releases were proposed: \d+ left the house; ", words)
     sight.is_accessible()
     sight.photograph("report-document")
+    page.set_viewport_size({"width": 320, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    sight.photograph("report-document-narrow")
+    page.set_viewport_size({"width": 1200, "height": 800})
     printed = tmp_path / "quarter.pdf"
     page.pdf(path=printed, prefer_css_page_size=True)
     assert pages(printed) <= 5

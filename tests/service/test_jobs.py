@@ -430,6 +430,14 @@ def test_what_numbers_alone_deny_is_spent(call: Caller, parts: Parts, population
     status, paid, said = ended_with("artifact.not_finite", "artifact.unreadable")
     assert (status, paid > 0) == ("committed", True)
     assert "artifact.not_finite, artifact.unreadable" in said["reason"]
+    report = call.ok("GET", f"/v1/populations/{population}/report")["report"]
+    assert {each["status"]: each["releases"] for each in report["summary"]["outcomes"] if each["releases"]} == {
+        "spent": 1
+    }
+    assert (report["summary"]["left"], report["decisions"][0]["became"]) == (0, "spent")
+    assert report["entries"][-1]["text"].startswith(
+        f"Nothing of release {said['release']} left; what was held is spent"
+    )
     # What a name tells is the same whatever the numbers are, and so is what becomes of it, and all that is said.
     both, alone = ended_with("artifact.not_finite", "artifact.batch_norm"), ended_with("artifact.batch_norm")
     assert both[:2] == alone[:2] == ("voided", 0.0)

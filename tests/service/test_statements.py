@@ -38,6 +38,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self._apart(tag)
         assert len(dict(attrs)) == len(attrs)
         if tag not in VOID:
             self._open.append(tag)
@@ -46,6 +47,11 @@ class Outline(HTMLParser):
         assert self._open, f"</{tag}> closes nothing"
         assert self._open[-1] == tag, f"</{tag}> where {self._open[-1]} is open"
         self._open.pop()
+        self._apart(tag)
+
+    def _apart(self, tag: str) -> None:
+        if tag != "span":  # which is inside a sentence
+            self.words.append(" ")
 
     def handle_data(self, data: str) -> None:
         if "style" not in self._open:
@@ -53,7 +59,7 @@ class Outline(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+        return " ".join("".join(self.words).split())
 
 
 def well_made(page: str) -> Outline:
