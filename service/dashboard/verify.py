@@ -70,11 +70,12 @@ async def check(request: Request, _actor: Actor | None = anybody) -> Response:
         verdict=found,
         pasted=pasted,
         promises=_promises(found),
+        mechanism=None if verdict.predicate is None else verdict.predicate["mechanism"],
     )
 
 
 def _empty() -> dict[str, Any]:
-    return {"verdict": None, "pasted": "", "promises": []}
+    return {"verdict": None, "pasted": "", "promises": [], "mechanism": None}
 
 
 def _promises(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
