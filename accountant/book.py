@@ -504,7 +504,7 @@ class Book:
         epsilon, delta = now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
         for name, value, most in (("epsilon", epsilon, now.epsilon), ("delta", delta, now.delta)):
             if value > most:
-                raise InvalidInput(name, value, f"at most {most:g}: a promise is never raised")
+                raise InvalidInput(name, value, f"at most {most:g}, that of the policy in force: it is never raised")
         share = Fraction(1) if promise.delta == 0 else exact(delta) / exact(promise.delta)
         return Filter(
             epsilon=float(epsilon),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Final, Literal, TypeAlias, get_args
 
 from accountant.errors import InvalidInput
@@ -157,6 +157,11 @@ class Guarantee:
 def rounded_up(value: float, *, digits: int) -> Decimal:
     """`value` with this many significant digits, never below it: what is promised rounds up."""
     return Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+
+
+def rounded_down(value: float, *, digits: int) -> Decimal:
+    """`value` with this many significant digits, never above it: what is measured rounds down."""
+    return Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(float(value)))
 
 
 def _percent(share: float) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from accountant.audit.empirical import LowerBound, Method
 from accountant.audit.verdicts import Power, Verdict, confidence_of, verdict
 from accountant.errors import InvalidDocument, InvalidInput
+from accountant.guarantees import rounded_down, rounded_up
 from accountant.units import FAILURE_PROBABILITY, NOT_NEGATIVE, real, whole
 
 Document: TypeAlias = Mapping[str, Any]
@@ -67,7 +68,7 @@ class PlannedAudit:
     @property
     def sentence(self) -> str:
         """What it says, for people."""
-        promise = f"ε = {self.epsilon:.4g} at δ = {self.delta:g}"
+        promise = f"ε ≤ {rounded_up(self.epsilon, digits=self._digits).normalize():f} at δ = {self.delta:g}"
         if self.stage == "abandoned":
             return f"Audit {self.number} of {self.mechanism!r} came to nothing, and has used its share of errors."
         if self.bound is None:
@@ -80,12 +81,28 @@ class PlannedAudit:
             case _:
                 said = f"Whether {self.mechanism!r} keeps the promise of {promise} cannot be told, since {self._unseen}"
         sure = math.floor(1000 * self.bound.confidence) / 10  # rounded down, as the bound is
-        found = math.floor(100 * self.bound.epsilon_lower) / 100
+        found = rounded_down(self.bound.epsilon_lower, digits=self._digits).normalize()
         shape = ", if the noise is normal" if self.bound.assumes_a_shape else ""
         return (
-            f"{said}: an attack showed ε ≥ {found:g} at δ = {self.bound.delta:g} (lower bound{shape}, {sure:g} % "
-            f"confidence, {self.bound.samples:,} samples)."
+            f"{said}: an attack showed ε ≥ {found:f} at δ = {self.bound.delta:g} (lower bound{shape}, {sure:g} % "
+            f"confidence, {self._tested})."
         )
+
+    @property
+    def _digits(self) -> int:
+        """Three, or as many as it takes for a bound above a promise to be shown above it."""
+        if self.bound is None or self.verdict != "violation":
+            return 3
+        low, high = self.epsilon, self.bound.epsilon_lower
+        apart = (each for each in range(3, 17) if rounded_up(low, digits=each) < rounded_down(high, digits=each))
+        return next(apart, 17)
+
+    @property
+    def _tested(self) -> str:
+        """On how many it was tested: a quarter of each side may have gone into where to look."""
+        assert self.bound is not None
+        of = "canaries" if self.bound.method == "one_run" else "of each side"
+        return f"{self.bound.samples:,} {of} tested, of {self.samples:,} planned"
 
     @property
     def _seen(self) -> str:

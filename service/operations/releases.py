@@ -550,9 +550,18 @@ def detail(
         if may_read(by, datapoints=decision["datapoints"], proposer=body["actor"])
         else without_readings(shown),
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
-        "audit": looked_at(entries).to_json(),
+        "audit": _looked(entries),
         "policy": body["policy"],
     }
+
+
+def _looked(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """What was looked at; of what was denied there is no artifact that anybody could have opened."""
+    looked = looked_at(entries).to_json()
+    if entries[0][1]["kind"] == "release.denied" and not looked["artifact_opened"]:
+        first = f"Audited, last in entry {looked['entry']}" if looked["made"] else "Not audited"
+        looked["text"] = f"{first}: it was denied, so there is no artifact, and at most its proposal was checked."
+    return looked
 
 
 def with_delta(book: Book, reason: Mapping[str, Any], decision: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import json
 import re
 import textwrap
 import zlib
-from decimal import ROUND_FLOOR, Context
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi.responses import JSONResponse, Response
 
 from accountant.canonical import canonical, from_canonical
-from accountant.guarantees import rounded_up
+from accountant.guarantees import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 _WIDTH: Final = 100
-_DOWN: Final = Context(prec=3, rounding=ROUND_FLOOR)
 
 
 def html(template: str, document: Mapping[str, Any]) -> bytes:
@@ -154,7 +152,7 @@ def down(value: float | None) -> str:
     >>> down(1.2649), down(0.0004567), down(0.3), up(1.2601)
     ('1.26', '0.000456', '0.3', '1.27')
     """
-    return "∞" if value is None else f"{float(_DOWN.create_decimal(repr(float(value)))):.3g}"
+    return "∞" if value is None else f"{float(rounded_down(value, digits=3)):.3g}"
 
 
 def plain(value: float) -> str:

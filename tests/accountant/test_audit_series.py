@@ -91,10 +91,30 @@ def test_a_plan_fixes_the_confidence_and_the_share_of_one_that_fails_is_used() -
     assert [audit.stage for audit in audits] == ["concluded", "abandoned", "concluded"]
     assert [audit.verdict for audit in audits] == ["violation", None, "consistent"]
     assert [audit.sentence.split(":")[0] for audit in audits] == [
-        "The promise of ε = 2 at δ = 1e-05 for 'dp-sgd' is false",
+        "The promise of ε ≤ 2 at δ = 1e-05 for 'dp-sgd' is false",
         "Audit 2 of 'dp-sgd' came to nothing, and has used its share of errors.",
-        "Nothing was found against the promise of ε = 2 at δ = 1e-05 for 'dp-sgd', where half the noise would show",
+        "Nothing was found against the promise of ε ≤ 2 at δ = 1e-05 for 'dp-sgd', where half the noise would show",
     ]
+
+
+@pytest.mark.parametrize(
+    ("promised", "shown", "words"),
+    [
+        (
+            1.9931,
+            1.2345,
+            "of ε ≤ 2 at δ = 1e-05 for 'dp-sgd', where half the noise would show: an attack showed ε ≥ 1.23 ",
+        ),
+        (1.9931, 1.9967, "of ε ≤ 1.994 at δ = 1e-05 for 'dp-sgd' is false: an attack showed ε ≥ 1.996 "),
+    ],
+)
+def test_a_promise_is_shown_rounded_up_and_a_bound_down_yet_apart(promised: float, shown: float, words: str) -> None:
+    diary = Diary()
+    plan(diary, "a1", epsilon=promised)
+    conclude(diary, "a1", shown)
+    said = diary.book.audits["a1"].sentence
+    assert words in said
+    assert said.endswith("750 of each side tested, of 1,000 planned).")
 
 
 def test_a_violation_blocks_its_mechanism_until_it_is_lifted_by_name() -> None:

@@ -447,7 +447,7 @@ def test_a_policy_is_never_raised() -> None:
     diary = Diary()
     diary.policy(epsilon=0.5)
     for wrong in ({"epsilon": 0.6}, {"delta": 1e-5}):
-        with pytest.raises(InvalidInput, match="never raised"):
+        with pytest.raises(InvalidInput, match="of the policy in force: it is never raised"):
             diary.book.lowered(**wrong)
     lowered = diary.book.lowered(epsilon=0.1, delta=1e-9)
     assert (lowered.orders, lowered.weights) == (diary.book.promise.orders, diary.book.promise.weights)

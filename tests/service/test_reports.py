@@ -264,6 +264,13 @@ def test_a_promise_that_an_audit_refuted_is_no_yes(house: House) -> None:
     assert report(house, name)["report"]["verdict"]["answer"] == "open"
 
 
+def test_nobody_is_said_to_have_left_unopened_what_was_denied(house: House, story: dict[str, Any]) -> None:
+    denied = [
+        each["release"] for each in of_the_middle(house, story)["report"]["decisions"] if each["became"] == "denied"
+    ]
+    assert house.auditor.get(f"/v1/releases/{denied[0]}")["audit"]["text"].startswith("Not audited: it was denied")
+
+
 def test_a_release_has_a_report_whatever_became_of_it(house: House, story: dict[str, Any]) -> None:
     for name, status, certificates in (
         ("late", "committed", 1), ("lost", "expired", 1), ("denied", "denied", 0), ("voided", "voided", 0),
