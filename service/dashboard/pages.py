@@ -212,8 +212,32 @@ def problem_of(failure: Exception) -> Problem:
     if isinstance(failure, ValidationError):
         first = failure.errors()[0]
         where = ".".join(str(each) for each in first["loc"])
-        return Problem("invalid", f"{where or 'form'}: {first['msg']}.", where or None)
+        name = next((each for each in reversed(first["loc"]) if isinstance(each, str)), "form")
+        called = _LABELS.get(name, name.replace("_", " ").capitalize())
+        told = _REFUSED.get(first["type"], "cannot be read as it is").format_map(first.get("ctx", {}))
+        return Problem("invalid", f"“{called}” {_WRITTEN.get(name, told)}.", where or None)
     return as_problem(failure)
+
+
+#: What the fields of forms are called there, if it is not their name.
+_LABELS: Final = {
+    "sha256": "Digest of the artifact", "uri": "Where it is", "epsilon": "ε for life", "delta": "δ",
+    "accepts": "Accept mechanisms whose promise is", "expires_in_days": "Ends after so many days",
+}  # fmt: skip
+_WRITTEN: Final = {"sha256": "has to be 64 hexadecimal digits, in small letters"}
+_REFUSED: Final = {
+    "missing": "is needed",
+    "string_too_short": "is needed",
+    "too_short": "is needed",
+    "string_too_long": "has more than {max_length} characters",
+    "too_long": "has more than {max_length} entries",
+    "string_pattern_mismatch": "has signs that it cannot have",
+    "greater_than": "has to be more than {gt:g}",
+    "greater_than_equal": "has to be at least {ge:g}",
+    "less_than": "has to be less than {lt:g}",
+    "less_than_equal": "has to be at most {le:g}",
+    "finite_number": "has to be a number that is not infinite",
+}
 
 
 # ---------------------------------------------------------------- answering

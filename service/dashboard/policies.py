@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query
+from pydantic import ValidationError
 
 from accountant.audit.findings import SEVERITIES
 from accountant.errors import AccountantError, InvalidInput
@@ -33,9 +34,9 @@ Changer = Annotated[Actor, as_in(populations_api.change_policy)]
 Freezer = Annotated[Actor, as_in(populations_api.change_status)]
 STATUSES = ("proved", "claimed", "refuted")
 _BECOMES = {
-    "frozen": "Nothing is released until it is opened again. Open holds can still be committed or voided.",
+    "frozen": "While frozen, nothing is released until it is opened. Open holds can still be committed or voided.",
     "open": "Releases can be proposed again, under the policy of now.",
-    "closed": "Nothing will ever be released again, and this cannot be undone.",
+    "closed": "Once closed, nothing will ever be released again, and this cannot be undone.",
 }
 
 
@@ -164,7 +165,7 @@ def _refusal(failure: Exception) -> str:
     """
     problem = problem_of(failure)
     sign = {"epsilon": "ε", "delta": "δ"}.get(problem.field_name or "")
-    if sign is None:
+    if sign is None or isinstance(failure, ValidationError):  # which names its field
         return problem.detail
     if isinstance(failure, InvalidInput) and failure.expected.startswith("at most "):
         most, _, _ = failure.expected.partition(":")

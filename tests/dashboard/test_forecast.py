@@ -50,7 +50,7 @@ def test_the_forecast_of_the_ward_is_what_was_computed_by_hand(sights: dict[str,
 def test_what_if_names_its_own_refusal_and_leaves_the_chart_alone(sights: dict[str, Sight]) -> None:
     page = sights["light"].open(f"/populations/{WEEKLY}/budget")
     chart = page.locator("figure#forecast figcaption").inner_text()
-    page.get_by_label("So often, one after the other").fill("2")
+    page.get_by_label("How often, one after the other").fill("2")
     page.get_by_role("button", name="Preview").click()
     page.wait_for_url("**times=2**")
     assert "all admitted" in page.locator("#plan-result").inner_text()

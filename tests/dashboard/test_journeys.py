@@ -252,10 +252,10 @@ def test_a_hold_is_committed_for_a_reason(officer: Sight, house: House) -> None:
     page.get_by_role("link", name="It left: commit…").click()
     asked = page.locator("#confirm")
     asked.get_by_label("Reason").fill("It is in production.")
-    asked.get_by_role("button", name="Commit").click()  # without the tick the browser stops it
+    asked.get_by_role("button", name="Say that it left").click()  # without the tick the browser stops it
     assert page.get_by_role("status").count() == 0
     asked.get_by_label(re.compile("I mean it")).check()
-    asked.get_by_role("button", name="Commit").click()
+    asked.get_by_role("button", name="Say that it left").click()
     page.get_by_role("status").wait_for()
     assert "what it held is spent" in page.get_by_role("status").inner_text()
     assert "It is in production." in page.locator("ol.timeline").inner_text()

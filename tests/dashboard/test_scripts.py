@@ -75,8 +75,8 @@ def test_a_filter_of_audits_swaps_what_they_say_and_whose_is_scheduled(sight: Si
 def test_a_what_if_brings_everything_that_depends_on_it_up_to_date(sight: Sight) -> None:
     page = sight.open(f"/populations/{CLINIC}/budget")
     without_reload(sight)
-    page.get_by_label("So often, one after the other").fill("7")
-    page.get_by_label("So often, one after the other").blur()
+    page.get_by_label("How often, one after the other").fill("7")
+    page.get_by_label("How often, one after the other").blur()
     page.wait_for_url("**/budget?**times=7**")
     page.locator("#plan-result").get_by_text(re.compile(r"\b7\b|refused")).first.wait_for()
     assert was_swapped(sight)
@@ -90,16 +90,17 @@ def test_a_what_if_brings_everything_that_depends_on_it_up_to_date(sight: Sight)
 
 def test_what_is_refused_is_seen(sight: Sight) -> None:
     page = sight.open(f"/populations/{CLINIC}/budget")
-    times = page.get_by_label("So often, one after the other")
+    times = page.get_by_label("How often, one after the other")
     times.evaluate("field => field.removeAttribute('min')")
     times.fill("0")
     times.blur()
     page.locator("#said [role=alert]").wait_for()
     assert "cannot be read" in page.locator("#said").inner_text()
     assert page.evaluate("scrollY") > 100  # one is far down the page, and sees it all the same
-    box = page.locator("#said").bounding_box()
+    box = page.locator("#said [role=alert]").bounding_box()
     assert box is not None
     assert box["y"] >= 0
+    assert page.locator("#plan-result").inner_text() == ""  # what was answered before is no answer to this
     sight.is_accessible()
     sight.photograph("refused-with-scripts")
     times.fill("3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import text
 
 from service.api import keys as keys_api
@@ -21,6 +22,7 @@ from service.api.context import roles_of
 from service.dashboard import pages
 from service.dashboard.visitors import sessions_of
 from service.operations import keys
+from service.schemas import Artifact, Commit, NewKey
 from tests.service.harness import Caller, Local
 from tests.service.test_reads import checksums
 
@@ -359,3 +361,36 @@ def test_bad_requests_are_pages_in_the_words_of_problems(service: Local, visitor
 def test_the_package_carries_templates_and_files(checkout: Path) -> None:
     assert (checkout / "service" / "dashboard" / "templates" / "base.html").is_file()
     assert '"service"' in (checkout / "pyproject.toml").read_text(encoding="utf-8").partition("packages = [")[2]
+
+
+def test_a_form_is_refused_in_words_that_name_its_field() -> None:
+    def told(make: Callable[[], object]) -> str:
+        with pytest.raises(ValidationError) as failed:
+            make()
+        return str(pages.problem_of(failed.value).detail)
+
+    assert told(lambda: Commit.model_validate({"artifact": {"sha256": "abc"}})) == (
+        "“Digest of the artifact” has to be 64 hexadecimal digits, in small letters."
+    )
+    assert told(lambda: Artifact(sha256="0" * 64, uri="x" * 2001)) == "“Where it is” has more than 2000 characters."
+    assert told(lambda: NewKey(name="", roles=["officer"])) == "“Name” is needed."
+    assert told(lambda: NewKey(name="a", roles=["officer"], expires_in_days=-1)) == (
+        "“Ends after so many days” has to be more than 0."
+    )
+
+
+def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied(call: Caller) -> None:
+    name = call.population(count=20, epsilon=1.0)
+    held = call.propose(name, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.4}))["id"]
+    call.propose(name, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.9}))
+    assert "must not leave" not in call("GET", f"/releases/{held}").text
+    assert "Over the lifelong budget." in call("GET", f"/populations/{name}/releases").text
+    asked = call("GET", f"/releases/{held}/void").text
+    assert "It brought the worst-off of them from" in asked
+    assert "That comes back." in asked
+    call.ok("POST", f"/v1/populations/{name}/status", {"status": "frozen", "reason": "a question"})
+    page = call("GET", f"/releases/{held}").text
+    assert f"{name} is frozen: it must not leave. If nothing left, void it." in page
+    assert re.search(r'class="button" href="/releases/\w+/void"', page)
+    call.ok("POST", f"/v1/releases/{held}/void", {"reason": "stopped"})
+    assert "given back" in call("GET", f"/populations/{name}/releases").text

@@ -161,7 +161,7 @@ def test_a_form_without_a_tick_says_so(call: Caller) -> None:
     assert changes(call, path) == []
     assert changes(call, path + "&deny=") == [{"what": "findings: error", "from": "deny", "to": "allow"}]
     refused = call.ok("GET", path.replace("?", ".json?") + "&accepts=&deny=error")
-    assert "accepts" in refused["refused"]["detail"]
+    assert refused["refused"]["detail"] == "“Accept mechanisms whose promise is” is needed."
     form = call("GET", path, headers={"Accept": "text/html"}).text.partition('<form method="get"')[2]
     for box in ("accepts", "deny"):
         assert f'<input type="hidden" name="{box}" value="">' in form.partition("</form>")[0]
