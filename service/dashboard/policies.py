@@ -160,17 +160,15 @@ def change(
 def _refusal(failure: Exception) -> str:
     """Why there is nothing to preview, by the words that stand beside the fields.
 
-    >>> _refusal(InvalidInput("epsilon", 9.0, "at most 2.5: a promise is never raised"))
-    'ε may be at most 2.5, as the policy in force says: a version only lowers it. You asked for 9.'
+    >>> _refusal(InvalidInput("epsilon", 9.0, "at most 2.5, that of the policy in force"))
+    'ε may be at most 2.5, that of the policy in force. You asked for 9.'
     """
     problem = problem_of(failure)
     sign = {"epsilon": "ε", "delta": "δ"}.get(problem.field_name or "")
     if sign is None or isinstance(failure, ValidationError):  # which names its field
         return problem.detail
-    if isinstance(failure, InvalidInput) and failure.expected.startswith("at most "):
-        most, _, _ = failure.expected.partition(":")
-        asked = f"You asked for {failure.value:g}."
-        return f"{sign} may be {most}, as the policy in force says: a version only lowers it. {asked}"
+    if isinstance(failure, InvalidInput):
+        return f"{sign} may be {failure.expected}. You asked for {failure.value:g}."
     return f"{sign}: {problem.detail.removeprefix(f'{problem.field_name}: ')}"
 
 

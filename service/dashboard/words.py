@@ -254,6 +254,8 @@ def told(text: str, release: str | None) -> Markup:
 
     >>> str(told("It was told: " + 64 * "a" + ".", None)).endswith(">aaaaaaaaaa…</code>")
     True
+    >>> str(told("Audit aud_" + 26 * "0" + ": it is planned.", None)).startswith('Audit <a href="/audits/aud_000')
+    True
     """
     pieces: list[Markup] = []
     is_cut = False

@@ -13,6 +13,7 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -245,6 +246,12 @@ def test_anybody_asks_the_service_and_learns_only_of_what_was_sent(house: House,
     answer = stranger.ask("POST", "/v1/verify", content=content, headers=headers, status=200).json()
     assert (answer["outcome"], answer["reasons"]) == ("genuine", [])
     assert answer["certificate"]["release"]["id"] == release
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    pasted = urlencode({"certificate": content.decode()}).encode()
+    page = stranger.ask("POST", "/verify", content=pasted, headers=form, status=200).text
+    said = statement(content)["predicate"]
+    assert said["mechanism"]["name"] in page
+    assert f"{said['release']['ended_at'][:16].replace('T', ' ')} UTC" in page
     changed = bytearray(content)
     changed[len(changed) // 2] ^= 1
     answer = stranger.ask("POST", "/v1/verify", content=bytes(changed), headers=headers, status=200).json()

@@ -93,5 +93,5 @@ def test_a_policy_says_who_is_over_it_and_what_frozen_means(service: Local, call
     call.ok("POST", f"/v1/populations/{name}/status", {"status": "frozen", "reason": "a look"})
     assert "While frozen, nothing is released until it is opened." in call("GET", path).text
     refused = call("GET", f"{path}/change?preview=yes&epsilon=9").text
-    assert "ε may be at most 0.5, as the policy in force says: a version only lowers it. You asked for 9." in refused
+    assert "ε may be at most 0.5, that of the policy in force: it is never raised. You asked for 9." in refused
     assert "δ: &#39;x&#39; is not a number." in call("GET", f"{path}/change?preview=yes&delta=x").text
