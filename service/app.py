@@ -31,6 +31,7 @@ from service.api import (
 from service.api.context import Parts
 from service.api.express import Express
 from service.dashboard import site
+from service.dashboard.pages import problem_of
 from service.dashboard.problem_pages import problem_page, wants_page
 from service.dashboard.visitors import recall
 from service.errors import Problem
@@ -152,7 +153,8 @@ async def _answer_problem(request: Request, failure: Exception) -> Response:
     problem = _problem_of(failure)
     if wants_page(request.scope):
         await run_in_threadpool(recall, request)
-        return problem_page(request, problem)
+        is_unread = isinstance(failure, RequestValidationError)
+        return problem_page(request, problem_of(failure) if is_unread else problem)
     headers = {"WWW-Authenticate": "Bearer"} if problem.kind.status == 401 else {}
     if problem.kind.status == 503:
         headers["Retry-After"] = "1"

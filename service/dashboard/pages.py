@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_args, ge
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from pydantic import ValidationError
 
@@ -208,10 +209,10 @@ def _add(router: APIRouter, path: str, function: Callable[..., Any], methods: li
 
 
 def problem_of(failure: Exception) -> Problem:
-    """What a form is told of a failure."""
-    if isinstance(failure, ValidationError):
+    """What a form, or an address with a query, is told of a failure: the label of the field, and what is wrong."""
+    if isinstance(failure, ValidationError | RequestValidationError):
         first = failure.errors()[0]
-        where = ".".join(str(each) for each in first["loc"])
+        where = ".".join(str(each) for each in first["loc"] if each not in {"body", "query", "path", "header"})
         name = next((each for each in reversed(first["loc"]) if isinstance(each, str)), "form")
         called = _LABELS.get(name, name.replace("_", " ").capitalize())
         told = _REFUSED.get(first["type"], "cannot be read as it is").format_map(first.get("ctx", {}))
@@ -223,6 +224,7 @@ def problem_of(failure: Exception) -> Problem:
 _LABELS: Final = {
     "sha256": "Digest of the artifact", "uri": "Where it is", "epsilon": "ε for life", "delta": "δ",
     "accepts": "Accept mechanisms whose promise is", "expires_in_days": "Ends after so many days",
+    "times": "How often", "like": "Releases like this one",
 }  # fmt: skip
 _WRITTEN: Final = {"sha256": "has to be 64 hexadecimal digits, in small letters"}
 _REFUSED: Final = {
@@ -236,6 +238,9 @@ _REFUSED: Final = {
     "greater_than_equal": "has to be at least {ge:g}",
     "less_than": "has to be less than {lt:g}",
     "less_than_equal": "has to be at most {le:g}",
+    "int_parsing": "has to be a whole number",
+    "float_parsing": "has to be a number",
+    "literal_error": "is none of {expected}",
     "finite_number": "has to be a number that is not infinite",
 }
 

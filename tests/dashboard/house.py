@@ -35,7 +35,7 @@ from tests.service.work import data, ended, job, worker
 
 CLINIC, EMPTY, WARD = "clinic-west", "pilot", "ward"
 WEEKLY = "weekly"
-#: Populations that somebody should look at: who has least left first.
+#: Populations that somebody should look at: who is in doubt first, then who has least left.
 FROZEN, SPENT, LOW = "frozen-lab", "spent-lab", "low-lab"
 HOSTILE = "<script>alert('task')</script> & \"quotes\""
 PATIENT = "patient-0017"

@@ -31,7 +31,7 @@ def officer(browser: Browser, house: House) -> Iterator[Sight]:
 
 
 def test_find_the_population_in_trouble(browser: Browser, troubled: Trouble) -> None:
-    """The answer is no, it says why, and whoever has nothing left stands first."""
+    """The answer is no, it says why, and what is in doubt stands first, then who has nothing left."""
     sight = Sight.of(browser, "light", url=troubled.url, key=troubled.keys["officer"])
     page = sight.open("/overview")
     verdict = page.locator(".verdict")
@@ -40,13 +40,14 @@ def test_find_the_population_in_trouble(browser: Browser, troubled: Trouble) -> 
     assert f"an audit disproved dp-sgd, by which {FROZEN} released" in verdict.inner_text()
     rows = page.locator("section[aria-labelledby=populations] tbody tr")
     names = [each.partition("\n")[0].strip() for each in rows.locator("th").all_inner_texts()]
-    assert [name.split(" ")[0].split("\t")[0] for name in names] == [SPENT, LOW, FROZEN, "calm-lab"]
-    standing = {name: rows.nth(place).inner_text() for place, name in enumerate((SPENT, LOW, FROZEN, "calm-lab"))}
+    assert [name.split(" ")[0].split("\t")[0] for name in names] == [FROZEN, SPENT, LOW, "calm-lab"]
+    standing = {name: rows.nth(place).inner_text() for place, name in enumerate((FROZEN, SPENT, LOW, "calm-lab"))}
     assert "exhausted" in standing[SPENT]
     assert "60 over the policy" in standing[SPENT]
     assert "running low" in standing[LOW]
     assert "inside" in standing["calm-lab"]
     assert "frozen" in standing[FROZEN]
+    assert "in doubt" in standing[FROZEN]
     page.get_by_role("link", name=SPENT, exact=True).first.click()
     page.wait_for_url(f"**/populations/{SPENT}/budget")
     words = page.locator("section[aria-labelledby=worst]").inner_text()

@@ -394,3 +394,12 @@ def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied
     assert re.search(r'class="button" href="/releases/\w+/void"', page)
     call.ok("POST", f"/v1/releases/{held}/void", {"reason": "stopped"})
     assert "given back" in call("GET", f"/populations/{name}/releases").text
+
+
+def test_an_address_that_cannot_be_read_is_refused_in_words(call: Caller) -> None:
+    name = call.population(count=20)
+    page = call("GET", f"/populations/{name}/budget?times=0", headers={"Accept": "text/html"})
+    assert page.status_code == 422
+    assert "“How often” has to be at least 1." in page.text
+    page = call("GET", f"/populations/{name}/datapoint?ordinal=x", headers={"Accept": "text/html"})
+    assert "“Ordinal” has to be a whole number." in page.text
