@@ -135,7 +135,7 @@ def test_the_law_that_a_promise_names_is_that_of_the_scores(name: str, audit: Au
         assert found.mean() == pytest.approx(mean, abs=0.15 * audit.law.deviation), name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_an_audit_of_a_mechanism_of_known_epsilon_nearly_finds_it(epsilon: float) -> None:
     """10⁶ samples by the mechanism's own code and noise, through `conduct`, at 95 %.
@@ -208,11 +208,17 @@ def test_lengthy_audits_are_audits() -> None:
     assert {(name, audit.name) for name, audit in EVERY} > LENGTHY
 
 
-CHEAP: Final = [(name, audit) for name, audit in EVERY if (name, audit.name) not in LENGTHY]
+MANY: Final = 100_000  # samples: such a row is compared where time is no matter
+CHEAP: Final = [
+    pytest.param(
+        name, audit, id=f"{name}: {audit.name}", marks=pytest.mark.full if audit.samples > MANY else pytest.mark.slow
+    )
+    for name, audit in EVERY
+    if (name, audit.name) not in LENGTHY
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "audit"), CHEAP, ids=[f"{name}: {audit.name}" for name, audit in CHEAP])
+@pytest.mark.parametrize(("name", "audit"), CHEAP)
 def test_the_page_of_figures_has_the_rows_of_the_benchmark(name: str, audit: Audit, checkout: Path) -> None:
     """To the last digit: the noise of the benchmark repeats."""
     outcome = conduct(audit, samples=audit.samples, noise=Noise.repeatable(soundness.SEED))
