@@ -128,6 +128,7 @@ class Release:
     spending: tuple[tuple[str, Spending], ...]  # by which charges how much, in each ledger; nothing if it was denied
     expires_at: str | None = None
     resolved: int | None = None  # the entry that ended its hold
+    resolved_at: str | None = None
     artifact: Document | None = None
     leans_on: frozenset[str] = frozenset()  # releases whose models it makes use of
     audited: int | None = None  # the entry of its last audit
@@ -321,7 +322,7 @@ class Book:
 
     def _resolve(self, document: Document, status: ReleaseStatus, number: int) -> None:
         release = self.releases[document["release"]]
-        release.status, release.resolved = status, number
+        release.status, release.resolved, release.resolved_at = status, number, document["at"]
         release.standing = release.standing.after(document, _brief)
         if status == "voided":  # its models never left, so nothing may lean on them
             for models in self.streams.values():

@@ -88,6 +88,10 @@ class Cohorts:
         """Every cohort's history and how many datapoints it has, without a look at them."""
         return iter(self._form.sizes())
 
+    def witnesses(self) -> dict[int, History]:
+        """One datapoint of every cohort, whichever; with labels this reads every datapoint."""
+        return self._form.witnesses()
+
     def history(self, ordinal: int) -> History:
         """What was ever released about one datapoint."""
         if not self._size:
@@ -237,6 +241,9 @@ class _Bitmaps(_Form[FrozenBitMap]):
     def sizes(self) -> list[tuple[History, int]]:
         return [(history, len(members)) for history, members in self.cohorts.items()]
 
+    def witnesses(self) -> dict[int, History]:
+        return {members.min(): history for history, members in self.cohorts.items()}
+
     def history(self, ordinal: int) -> History:
         return next(history for history, members in self.cohorts.items() if ordinal in members)
 
@@ -383,6 +390,16 @@ class _Labels(_Form[list[int]]):
                 if some.size:
                     members[cohort] |= _bitmap(some)
         return [(history, FrozenBitMap(some)) for history, some in zip(self.cohorts, members, strict=True)]
+
+    def witnesses(self) -> dict[int, History]:
+        ordinals = np.zeros(len(self._sizes), dtype=np.int64)
+        for index, chunk in enumerate(self._chunks):
+            ordinals[chunk] = np.arange(index * CHUNK, index * CHUNK + len(chunk))  # of many, one stays
+        of_label: list[int] = ordinals.tolist()
+        return {
+            next(of_label[label] for label in labels if self._sizes[label]): history
+            for history, labels in self.cohorts.items()
+        }
 
     def history(self, ordinal: int) -> History:
         label = int(self._chunks[ordinal // CHUNK][ordinal % CHUNK])

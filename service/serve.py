@@ -12,6 +12,7 @@ import uvicorn
 
 from service import logs
 from service.app import create_app, running
+from service.dashboard import pages
 from service.operations import keys
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
             create_app(parts), log_config=None, timeout_graceful_shutdown=_DRAIN_SECONDS, lifespan="on",
             access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=30,
         )  # fmt: skip
+        threading.Thread(target=pages.get_ready, name="templates", daemon=True).start()
         ending = started(parts, f"http://{shown}:{port}", first)
         try:
             uvicorn.Server(config).run(sockets=[listener])

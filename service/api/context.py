@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
 from fastapi import Depends, Header, Request, params
@@ -111,6 +112,7 @@ def must_have(actor: Actor, roles: Sequence[str]) -> Actor:
     return actor
 
 
+@cache
 def roles_of(route: Callable[..., object]) -> tuple[str, ...]:
     """The roles that an address asks for, so that whoever shows the same elsewhere asks for the same."""
     for annotation in get_type_hints(route, include_extras=True).values():

@@ -35,13 +35,14 @@ def tag(kind: str, *children: object, **attributes: object) -> Markup:
     >>> tag("text", "<b>", class_="label", text_anchor="end", x=1.5)
     Markup('<text class="label" text-anchor="end" x="1.5">&lt;b&gt;</text>')
     """
-    written = Markup().join(
-        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _written(value))
+    # As plain text, since a page has thousands of them, and Markup's own `format` takes five times as long.
+    written = [
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_written(value))}"'
         for name, value in attributes.items()
         if value is not None
-    )
-    inside = Markup().join(child if isinstance(child, Markup) else escape(_written(child)) for child in children)
-    return Markup("<{0}{1}>{2}</{0}>").format(kind, written, inside)
+    ]
+    inside = [str(child if isinstance(child, Markup) else escape(_written(child))) for child in children]
+    return Markup(f"<{kind}{''.join(written)}>{''.join(inside)}</{kind}>")  # noqa: S704 - names are ours, and values escaped
 
 
 def _written(value: object) -> str:

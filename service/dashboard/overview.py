@@ -20,6 +20,7 @@ from service.dashboard.words import since
 from service.operations import evidence, readings, reports, verifications
 from service.operations.keys import Actor
 from service.operations.populations import is_made_up
+from service.operations.remembered import Remembered
 from service.store.writer import stamp
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ _GLANCES = _Glances()
 
 def glance(book: Book) -> dict[str, Any]:
     """A population in a line: how its worst-off datapoint stands, and what needs somebody's eye."""
+    return _GLANCED.of(book, None, lambda: _glance(book))
+
+
+_GLANCED: Remembered[dict[str, Any]] = Remembered(64)
+
+
+def _glance(book: Book) -> dict[str, Any]:
     budget = book.policy.budget
     # Whoever reads well below the budget is within it; at the edge, and beyond, the gate itself is asked.
     near = [each for each in readings.everybody(book).values() if each.meter > 0.999 * budget.epsilon]
@@ -76,8 +84,9 @@ def glance(book: Book) -> dict[str, Any]:
     worst = readings.shown(readings.reading(budget, readings.worst_of_all(book))) if book.size else None
     found: dict[str, dict[str, Any]] = {}
     flagged = 0
-    for release in reversed(book.releases.values()):
-        serious = [each for each in release.findings if each[1] in _SERIOUS] if release.status in _MATTERS else []
+    matters = [release for release in reversed(book.releases.values()) if release.status in _MATTERS]
+    for release in matters:
+        serious = [each for each in release.findings if each[1] in _SERIOUS]
         flagged += bool(serious)
         for code, severity in serious:
             new = {"code": code, "severity": severity, "releases": 0, "release": release.id, "at": release.at}
@@ -87,8 +96,8 @@ def glance(book: Book) -> dict[str, Any]:
     kept = all(promise.admits(readings.standing(promise, each.history)) for each in near)
     available = budget.epsilon if worst is None or worst["available"] is None else worst["available"]
     room = "exhausted" if available <= 0 else "low" if available < LOW * budget.epsilon else "inside"
-    charged = any(release.status in _MATTERS for release in book.releases.values())
-    doubtful = not kept or bool(reports.breaking(book)) or (charged and book.proof_status != "proved")
+    proof_status, breaking = book.proof_status, reports.breaking(book)
+    doubtful = not kept or bool(breaking) or (bool(matters) and proof_status != "proved")
     return {
         "name": book.name,
         "status": book.status,
@@ -101,12 +110,12 @@ def glance(book: Book) -> dict[str, Any]:
         "share_available": min(1.0, available / budget.epsilon),
         "room": room,
         "standing": "in doubt" if doubtful else room,
-        "charged": charged,
+        "charged": bool(matters),
         "over_policy": over,
         "promise_kept": kept,
-        "proof_status": book.proof_status,
-        "breaking": reports.breaking(book),
-        "open_holds": sum(release.status == "held" for release in book.releases.values()),
+        "proof_status": proof_status,
+        "breaking": breaking,
+        "open_holds": sum(release.status == "held" for release in matters),
         "flagged": flagged,
         "findings": list(found.values()),
         "violations": [
@@ -114,10 +123,7 @@ def glance(book: Book) -> dict[str, Any]:
                 "audit": audit.id,
                 "mechanism": audit.mechanism,
                 "sentence": audit.sentence,
-                "admitted": sum(
-                    release.mechanism == audit.mechanism and release.status in _MATTERS
-                    for release in book.releases.values()
-                ),
+                "admitted": sum(release.mechanism == audit.mechanism for release in matters),
             }
             for audit in book.audits.values()
             if audit.verdict == "violation" and audit.id not in book.policy.lifted

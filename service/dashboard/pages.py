@@ -345,6 +345,12 @@ def environment() -> Environment:
     return made
 
 
+def get_ready() -> None:
+    """Compile all templates, so that the first who looks at a page waits for none."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
 # ---------------------------------------------------------------- files
 
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}

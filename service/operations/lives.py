@@ -135,22 +135,21 @@ def life(database: Database, book: Book, ordinal: int, *, ledger: str = LIFELONG
     Holds count from the entry that made them; a commit or an expiry turns them into spent, a void takes them back.
     """
     _must_be_there(book, ordinal)
-    moves: list[tuple[int, str, str, Cost]] = []
+    moves: list[tuple[int, str, str, str, Cost]] = []
     touching = statements.touching(book, ordinal)
     for release, charged in zip(touching, parts(database, book, touching), strict=True):
         spending = next((spending for scope, spending in charged if ordinal in scope), ())
         cost = dict(spending).get(ledger)
         if cost is None:
             continue
-        moves.append((release.number, "held", release.id, cost))
-        if release.resolved is not None:
-            moves.append((release.resolved, release.status, release.id, cost))
-    times = times_of(database, book.name, [number for number, *_ in moves])
+        moves.append((release.number, release.at, "held", release.id, cost))
+        if release.resolved is not None and release.resolved_at is not None:
+            moves.append((release.resolved, release.resolved_at, release.status, release.id, cost))
     budget = book.rules.ledgers[ledger]
     committed, holds = budget.nothing, dict[str, Cost]()
     spent = with_holds = 0.0
     steps = []
-    for number, became, release_id, cost in sorted(moves, key=lambda move: move[0]):
+    for number, at, became, release_id, cost in sorted(moves, key=lambda move: move[0]):
         if became == "held":
             holds[release_id] = cost
         else:
@@ -162,7 +161,7 @@ def life(database: Database, book: Book, ordinal: int, *, ledger: str = LIFELONG
             spent = budget.meter(committed)
             with_holds = spent if not holds else with_holds
         held = with_holds - spent if math.isfinite(with_holds) else with_holds
-        steps.append(Step(number=number, at=times[number], release=release_id, became=became, spent=spent, held=held))
+        steps.append(Step(number=number, at=at, release=release_id, became=became, spent=spent, held=held))
     return steps
 
 

@@ -124,12 +124,14 @@ _OUTLOOKS: Remembered[Outlook] = Remembered()
 def _first_refused(database: Database, book: Book, releases: Sequence[Release], least: int) -> Outlook:
     spendings: dict[tuple[int, int], Spending] = {}
     touching: dict[History, list[tuple[int, int]]] = {}
+    # Those in a cohort were touched by the same charges: where one of them is in a scope, all are.
+    witnesses = book.ledger.cohorts.witnesses()
+    ordinals = BitMap(witnesses)
     for place, charged in enumerate(lives.parts(database, book, releases)):
         for which, (scope, spending) in enumerate(charged):
             spendings[place, which] = spending
-            # Those in a cohort were touched by the same charges, so all of it is in the scope or nothing.
-            for history, _ in book.ledger.cohorts.touched(scope):
-                touching.setdefault(history, []).append((place, which))
+            for ordinal in ordinals & scope:
+                touching.setdefault(witnesses[ordinal], []).append((place, which))
     alike: dict[tuple[tuple[int, int], ...], list[History]] = {}
     for history, by in touching.items():
         alike.setdefault(tuple(by), []).append(history)

@@ -119,15 +119,21 @@ def everybody(book: Book) -> Mapping[History, Standing]:
 
     def found() -> dict[History, Standing]:
         budget = book.policy.budget
-        return {
-            history: Standing(history, datapoints, budget.meter(standing(budget, history)))
-            for history, datapoints in book.ledger.cohorts.sizes()
-        }
+        of, before = _BEFORE.get(book.name, (budget, {}))
+        known = before if of == budget else {}  # an entry touches few cohorts; what the others have behind them stays
+        behind = {}
+        for history, datapoints in book.ledger.cohorts.sizes():
+            same = known.get(history)
+            meter = budget.meter(standing(budget, history)) if same is None else same.meter
+            behind[history] = Standing(history, datapoints, meter)
+        _BEFORE[book.name] = budget, behind
+        return behind
 
     return _EVERYBODY.of(book, None, found)
 
 
 _EVERYBODY: Remembered[Mapping[History, Standing]] = Remembered(16)
+_BEFORE: dict[str, tuple[Filter, Mapping[History, Standing]]] = {}  # by population
 
 
 def worst_of_all(book: Book) -> History:

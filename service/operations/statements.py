@@ -44,12 +44,18 @@ CONDITION: Final = (
 
 def touching(book: Book, ordinal: int) -> list[Release]:
     """The releases that may have touched a datapoint, oldest first: all but those whom memory knows to pass it by."""
-    return [
-        release
-        for release in book.releases.values()
-        if release.status != "denied"
-        and (release.touched is None or any(ordinal in scope for _, scope in release.touched))
-    ]
+    found = []
+    for release in book.releases.values():
+        if release.status == "denied":
+            continue
+        if release.touched is None:
+            found.append(release)
+            continue
+        for _, scope in release.touched:  # a loop: there are thousands of releases, with a part or two each
+            if ordinal in scope:
+                found.append(release)
+                break
+    return found
 
 
 def touch_of(book: Book, document: Mapping[str, Any], ordinal: int) -> str | None:

@@ -6,6 +6,7 @@ sees a decision before it is committed, and other processes' entries are read be
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ _ENTRIES = text(
     "SELECT body FROM entry WHERE population_id = :id AND number > :after AND number <= :upto "
     "ORDER BY number LIMIT 1000"
 )
+_MANY_ENTRIES: Final = 1000
 #: Locks populations for a decision, always in the same order.
 LOCK: Final = "SELECT id, name, number, hash FROM population WHERE name = ANY(%(names)s) ORDER BY id FOR UPDATE"
 
@@ -43,6 +45,7 @@ class Slot:
         book, self.book = self.book, None  # should an entry fail, the next look starts from nothing
         if book is not None and (book.number > number or (book.number == number and book.chain.link.hash != head)):
             book = None  # the database was restored under us
+        begun = 0 if book is None else book.number
         while book is None or book.number < number:
             after = 0 if book is None else book.number
             bodies = connection.execute(_ENTRIES, {"id": self.id, "after": after, "upto": number}).scalars().all()
@@ -54,6 +57,10 @@ class Slot:
                     book.apply(bytes(body))
         assert (book.number, book.chain.link.hash) == (number, head), "the log does not lead to its head"
         self.book = book
+        if book.number - begun >= _MANY_ENTRIES:
+            # A book stays, and nothing in it refers to itself: to look through it for garbage again and again would
+            # hold everybody up, for a fifth of a second after 5,000 releases.
+            gc.freeze()
         return book
 
 

@@ -222,6 +222,9 @@ class CohortsAgainstDatapoints(RuleBasedStateMachine):
             assert list(cohorts.items()) == listing
             assert list(cohorts.sizes()) == [(history, len(members)) for history, members in listing]
             assert len(cohorts) == len(listing)
+            witnesses = {history: ordinal for ordinal, history in cohorts.witnesses().items()}
+            assert len(witnesses) == len(listing)
+            assert all(witnesses[history] in members for history, members in listing)
             assert cohorts.size == self.size
         histories = [history for history, _ in listing]
         assert len(set(histories)) == len(histories)

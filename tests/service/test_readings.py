@@ -1,0 +1,54 @@
+"""What is kept of a book between looks is what a look from the beginning would find."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from service.api.context import Parts
+from service.operations import lives, readings
+from tests.service.harness import Caller
+
+
+def test_standings_that_are_kept_are_those_of_now(call: Caller, parts: Parts) -> None:
+    """Whatever moved since the last look: holds, what became of them, people, and the policy."""
+    name = call.population(count=40, epsilon=2.0)
+
+    def look() -> list[float]:
+        with parts.books.read(name) as book:
+            budget = book.policy.budget
+            found = readings.everybody(book)
+            cohorts = dict(book.ledger.cohorts.sizes())
+            assert {history: each.datapoints for history, each in found.items()} == cohorts
+            assert {history: each.meter for history, each in found.items()} == {
+                history: budget.meter(readings.standing(budget, history)) for history in cohorts
+            }
+            return sorted(each.meter for each in found.values())
+
+    seen = [look()]
+    made = [
+        call.propose(name, ({"ranges": [[start, start + 20]]}, {"kind": "gaussian", "noise_multiplier": 20.0}))["id"]
+        for start in (0, 10, 20)
+    ]
+    seen.append(look())
+    call.ok("POST", f"/v1/releases/{made[0]}/commit", {"artifact": {"sha256": "0" * 64}})
+    call.ok("POST", f"/v1/releases/{made[1]}/void", {"reason": "the job was stopped"})
+    seen.append(look())
+    call.ok("POST", f"/v1/populations/{name}/datapoints", {"count": 5})
+    seen.append(look())
+    call.ok("PUT", f"/v1/populations/{name}/policy", {"reason": "to be sure", "delta": 1e-9})
+    seen.append(look())
+    assert all(before != after for before, after in pairwise(seen))  # each of them moved something
+
+
+def test_a_life_has_the_times_of_its_entries(call: Caller, parts: Parts) -> None:
+    name = call.population(count=10)
+    made = [call.propose(name, ({"ranges": [[0, 10]]}, {"kind": "pure_dp", "epsilon": 0.1}))["id"] for _ in range(2)]
+    call.ok("POST", f"/v1/releases/{made[0]}/commit", {"artifact": {"sha256": "0" * 64}})
+    call.ok("POST", f"/v1/releases/{made[1]}/void", {"reason": "the job was stopped"})
+    times = {
+        entry["number"]: entry["body"]["at"] for entry in call.ok("GET", f"/v1/populations/{name}/ledger")["items"]
+    }
+    with parts.books.read(name) as book:
+        steps = lives.life(parts.database, book, 3)
+    assert [step.became for step in steps] == ["held", "held", "committed", "voided"]
+    assert [step.at for step in steps] == [times[step.number] for step in steps]
