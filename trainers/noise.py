@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_CHUNK: Final = 1 << 17  # normals at a time: what is between fits a cache
-_ZEROS: Final = bytes(8 * _CHUNK)
+_CHUNK: Final = 1 << 17  # normals at a time, up to half as many more: what is between fits a cache
+_ZEROS: Final = bytes(12 * _CHUNK)
 _TOGETHER: Final = 1 << 18  # normals that a stream draws at a time
+_COINS: Final = 1 << 17  # that samples throw at a time
 _BLOCK: Final = 16  # bytes that the cipher may want beyond its output
 _GRID_BITS: Final = 10
 
@@ -38,7 +39,7 @@ class Noise:
 
     def __init__(self, key: bytes, *, releasable: bool) -> None:
         self._cipher = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-        self._words = np.empty(8 * _CHUNK + _BLOCK, dtype=np.uint8)  # fresh memory would take longer than the cipher
+        self._words = np.empty(len(_ZEROS) + _BLOCK, dtype=np.uint8)  # fresh memory would take longer than the cipher
         self.releasable = releasable
 
     @classmethod
@@ -94,6 +95,16 @@ class Noise:
         tails = self.words(len(open_)) >> np.uint64(16) >= np.uint64(rest)
         return np.delete(chosen, open_[tails])
 
+    def samples(self, count: int, probability: float, *, times: int) -> Iterator[NDArray[np.int64]]:
+        """So many Poisson samples of `count` things, each as `chosen` draws one; some are drawn at a time."""
+        together = max(1, min(_COINS // max(count, 1), times))
+        for start in range(0, times, together):
+            several = min(together, times - start)
+            chosen = self.chosen(several * count, probability)
+            stops = np.searchsorted(chosen, np.arange(1, several) * count)
+            for number, sample in enumerate(np.split(chosen, stops)):
+                yield sample - number * count
+
     def normals(
         self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
@@ -108,9 +119,10 @@ class Noise:
     def _fill(self, drawn: torch.Tensor) -> None:
         """Normals into a vector."""
         count, device = len(drawn), drawn.device
-        between = torch.empty((3, (min(count, _CHUNK) + 1) // 2), dtype=torch.float64, device=device)
-        for start in range(0, count, _CHUNK):
-            part = drawn[start : start + _CHUNK]
+        size = max(1, math.ceil(count / max(1, round(count / _CHUNK))))  # alike, since each takes a dozen calls
+        between = torch.empty((3, (size + 1) // 2), dtype=torch.float64, device=device)
+        for start in range(0, count, size):
+            part = drawn[start : start + size]
             pairs = (len(part) + 1) // 2
             self._cipher.update_into(memoryview(_ZEROS)[: 16 * pairs], self._words.data)
             words = torch.from_numpy(self._words[: 16 * pairs].view(np.int64)).to(device)

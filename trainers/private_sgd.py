@@ -98,14 +98,20 @@ class Source:
         usual = self.rows_per_unit * self.expected
         return min(most, 32 * math.ceil((usual + 2 * math.sqrt(usual)) / 32))
 
+    def samples(self, noise: Noise, *, times: int) -> Iterator[torch.Tensor]:
+        """Which rows each of so many Poisson samples of the datapoints has. Private."""
+        for chosen in noise.samples(self.slots, self.sampling_probability, times=times):
+            rows = chosen
+            if self.rows_per_unit > 1 or len(self.unit) < self.slots:  # else row i is that of datapoint i
+                sampled = np.zeros(self.slots, dtype=np.bool_)
+                sampled[chosen] = True
+                rows = np.flatnonzero(sampled[self.unit])
+            yield torch.from_numpy(rows).to(self.x.device)
+
     def sample(self, noise: Noise) -> torch.Tensor:
-        """Which rows a Poisson sample of the datapoints has. Private."""
-        chosen = noise.chosen(self.slots, self.sampling_probability)
-        if self.rows_per_unit > 1 or len(self.unit) < self.slots:  # else row i is that of datapoint i
-            sampled = np.zeros(self.slots, dtype=np.bool_)
-            sampled[chosen] = True
-            chosen = np.flatnonzero(sampled[self.unit])
-        return torch.from_numpy(chosen).to(self.x.device)
+        """One of them."""
+        [rows] = self.samples(noise, times=1)
+        return rows
 
     def space(self, size: int) -> Space:
         """Memory for what is computed at a time: to use it again takes less than to ask for more in every step."""
@@ -142,9 +148,9 @@ class Drawn:
     parts: Iterator[tuple[int, int]]  # of the sample; the first is laid out already
 
     @classmethod
-    def of(cls, source: Source, space: Space, noise: Noise, normals: torch.Tensor) -> Drawn:
-        """A sample, the first part of it laid out, and the noise that standard normals are."""
-        parts = space.parts(source, source.sample(noise))
+    def of(cls, source: Source, space: Space, sample: torch.Tensor, normals: torch.Tensor) -> Drawn:
+        """The first part of a sample laid out, and the noise that standard normals are."""
+        parts = space.parts(source, sample)
         return cls(noise=normals.mul_(source.deviation / source.grid), space=space, parts=chain([next(parts)], parts))
 
 
@@ -166,7 +172,7 @@ def noisy_gradient(
     parameters = trainable(module)
     normals = noise.normals((size_of(parameters),), dtype=torch.float64, device=source.x.device)
     with clipping(module, loss=loss) as sums:
-        drawn = Drawn.of(source, source.space(source.batch(physical_batch)), noise, normals)
+        drawn = Drawn.of(source, source.space(source.batch(physical_batch)), source.sample(noise), normals)
         return _noisy_gradient(parameters, source, drawn, sums=sums, normaliser=normaliser or source.expected)
 
 
@@ -220,15 +226,19 @@ def train(
     parameters = trainable(module)
     move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
     places = [range(len(sources)) if schedule is None else schedule(step) for step in range(steps)]
+    order = list(chain.from_iterable(places))  # of the gradients
     size = size_of(parameters)
     most = _AHEAD if size < _LARGE else 2
-    normals = noise.stream(size, times=sum(map(len, places)), kept=most, device=parameters[0].device)
+    normals = noise.stream(size, times=len(order), kept=most, device=parameters[0].device)
     sizes = [source.batch(physical_batch) for source in sources]
     spaces = {size: [sources[0].space(size) for _ in range(most)] for size in set(sizes)}
 
+    samples = [source.samples(noise, times=order.count(place)) for place, source in enumerate(sources)]
+
     def draws() -> Iterator[Drawn]:
-        for number, place in enumerate(chain.from_iterable(places)):
-            yield Drawn.of(sources[place], spaces[sizes[place]][number % most], noise, next(normals))
+        for number, place in enumerate(order):
+            space = spaces[sizes[place]][number % most]
+            yield Drawn.of(sources[place], space, next(samples[place]), next(normals))
 
     with clipping(module, loss=loss) as sums, ahead(draws(), most=most) as drawn:
         for step, sampled in enumerate(places):

@@ -70,7 +70,9 @@ def test_pairs_and_neighbours_are_not_correlated(noise: Noise) -> None:
             assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(len(one))
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, (1 << 15) - 1, (1 << 15) + 1])
+@pytest.mark.parametrize(
+    "size", [0, 1, 2, 3, *(pieces * (1 << 16) + rest for pieces in (2, 3, 5) for rest in (-1, 0, 1))]
+)
 def test_any_number_of_normals(noise: Noise, size: int) -> None:
     drawn = noise.normals((size,))
     assert drawn.shape == (size,)
@@ -132,6 +134,20 @@ def test_coins_fall_as_often_as_they_should(noise: Noise, probability: float) ->
     assert stats.binomtest(len(chosen), MANY, probability).pvalue > 1e-3 if 0 < probability < 1 else True
     assert probability or not len(chosen)
     assert probability < 1 or len(chosen) == MANY
+
+
+@pytest.mark.parametrize(("count", "times"), [(1000, 1), (1000, 7), (30_000, 11), (1 << 18, 2), (0, 3), (5, 0)])
+def test_samples_that_are_drawn_together_are_those_of_coins_of_their_own(count: int, times: int) -> None:
+    """Each coin of the stream decides for one thing of one sample; between 4 and 131,072 are thrown at a time."""
+    found = list(Noise.repeatable(SEED).samples(count, 0.01, times=times))
+    together = max(1, (1 << 17) // max(count, 1))
+    noise, expected = Noise.repeatable(SEED), []
+    for start in range(0, times, together):
+        several = min(together, times - start)
+        heads = np.zeros(several * count, dtype=np.bool_)
+        heads[noise.chosen(several * count, 0.01)] = True
+        expected += [np.flatnonzero(each).tolist() for each in heads.reshape(several, count)]
+    assert [sample.tolist() for sample in found] == expected
 
 
 def test_a_probability_is_rounded_down_and_the_last_bit_counts(monkeypatch: pytest.MonkeyPatch) -> None:

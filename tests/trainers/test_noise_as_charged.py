@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -76,17 +76,18 @@ class Recorder(Noise):
         super().__init__(seed.to_bytes(32), releasable=False)
         self.coins: list[tuple[int, float]] = []
 
-    def chosen(self, count: int, probability: float) -> NDArray[np.int64]:
-        self.coins.append((count, probability))
-        return super().chosen(count, probability)
+    def samples(self, count: int, probability: float, *, times: int) -> Iterator[NDArray[np.int64]]:
+        for sample in super().samples(count, probability, times=times):
+            self.coins.append((count, probability))
+            yield sample
 
 
 class Heads(Recorder):
     """Coins that all show heads: everybody is in every sample."""
 
-    def chosen(self, count: int, probability: float) -> NDArray[np.int64]:
-        super().chosen(count, probability)
-        return np.arange(count, dtype=np.int64)
+    def samples(self, count: int, probability: float, *, times: int) -> Iterator[NDArray[np.int64]]:
+        for _ in super().samples(count, probability, times=times):
+            yield np.arange(count, dtype=np.int64)
 
 
 class Left(NamedTuple):
