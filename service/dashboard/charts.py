@@ -564,10 +564,13 @@ def _bar(meter: Meter, *, top: float, pattern: str) -> Iterator[Markup]:
     edge, end = across(spent), across(spent + held)
     yield label(fitting(meter.label, width=WIDTH, bold=True), x=0.0, y=top + 12, class_="chart-name")
     yield tag("rect", class_="chart-track", x=0.0, y=top + 17, width=WIDTH, height=10.0, fill="none")
-    yield tag("rect", class_="chart-spent", x=0.0, y=top + 17, width=edge, height=10.0)
+    over = spent + held > (1 + 1e-9) * at_most(meter.budget)  # no more than rounding is not over
+    kind = "chart-over" if over else "chart-spent"
+    yield tag("rect", class_=kind, x=0.0, y=top + 17, width=edge, height=10.0)
     yield tag("rect", class_="chart-held", x=edge, y=top + 17, width=end - edge, height=10.0, fill=pattern)
     yield label(f"spent {raised(spent)} · held {raised(held)}", x=0.0, y=top + 40, class_="chart-quiet")
-    yield label(f"available {lowered(available)}", x=WIDTH, y=top + 40, class_="chart-quiet", anchor="end")
+    left = "over the budget" if over else f"available {lowered(available)}"
+    yield label(left, x=WIDTH, y=top + 40, class_="chart-quiet", anchor="end")
 
 
 def _available(meter: Meter) -> float:

@@ -36,6 +36,7 @@ BECAME: Final[Mapping[str, str]] = {
     "held": "it may still leave, and counts already",
     "voided": "nothing of it left, and it does not count",
 }
+_NO_FILE: Final = "it counts as if it had left, and no file of it is on record"
 CONDITION: Final = (
     "Read as a promise of its own, that number holds if what was released had been planned beforehand; whatever was "
     "planned, the promise for life holds."
@@ -203,9 +204,10 @@ def _sentence(each: Mapping[str, Any]) -> str:
         cost = f" How much it tells is not proved: its mechanism is {each['proof_status']}."
     if titles := [RULES[code].title if code in RULES else code for code in each["findings"]]:
         cost += f" It may tell more than it was charged for, since a check found: {'; '.join(titles)}."
+    became = _NO_FILE if each["status"] == "committed" and each["artifact"] is None else BECAME[each["status"]]
     return (
         f"{moment(each['at'])}: {KINDS[each['kind']]}{named}{method} (release {each['release']}); "
-        f"{BECAME[each['status']]}.{'' if each['status'] == 'voided' else cost}"
+        f"{became}.{'' if each['status'] == 'voided' else cost}"
     )
 
 

@@ -298,8 +298,16 @@ def spent_width(meter: Meter) -> float:
     return next(
         float(each.attrib["width"])
         for each in svg(charts.bars(name="c", title="t", terms=TERMS, meters=[meter])).iter("rect")
-        if each.attrib["class"] == "chart-spent"
+        if each.attrib["class"] in {"chart-spent", "chart-over"}
     )
+
+
+@pytest.mark.parametrize(("held", "word"), [(0.5, "available 0"), (0.51, "over the budget")])
+def test_a_bar_that_is_over_its_budget_says_so_in_colour_and_words(held: float, word: str) -> None:
+    meter = Meter(label="a", spent=1.5, held=held, available=0.0, budget=2.0)
+    drawn = svg(charts.bars(name="c", title="t", terms=TERMS, meters=[meter]))
+    assert ("chart-over" in {each.get("class") for each in drawn.iter("rect")}) == (word == "over the budget")
+    assert word in {each.text for each in drawn.iter("text")}
 
 
 @given(spent=st.floats(0, 10), more=st.floats(0, 10), budget=budgets)

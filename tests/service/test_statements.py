@@ -157,6 +157,15 @@ def test_a_person_is_told_every_release_and_what_it_means(house: House, name: st
     assert said["tasks"] == [TASK]
 
 
+def test_what_was_spent_without_a_file_is_not_said_to_have_left(house: House) -> None:
+    made = house.population(epsilon=3.0)
+    house.officer.post(f"/v1/populations/{made}/datapoints", {"count": 5}, status=201)
+    release = house.officer.hold(made, ({"ranges": [[0, 5]]}, pure(0.5)))
+    house.officer.post(f"/v1/releases/{release}/commit", {"reason": "its file was denied"})
+    [line] = next(each["lines"] for each in stated(house, made, 2)["sections"] if each["lines"])
+    assert "it counts as if it had left, and no file of it is on record. Alone it stays within ε" in line
+
+
 def test_a_person_about_whom_nothing_was_released_is_told_so(house: House, name: str) -> None:
     said = stated(house, name, 19)
     assert said["releases"] == []
