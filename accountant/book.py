@@ -135,6 +135,7 @@ class Release:
     mechanism: str | None = None  # that was proposed by its name
     standing: Standing[Brief] = _NOTHING_FOUND
     proposed: tuple[tuple[str, str], ...] = ()  # codes and severities, of its decision
+    is_trimmed: bool = False  # somebody who could not afford it was left out
     reached: tuple[float | None, float] | None = None  # what its decision read after it: ε of the worst-off, at this δ
 
     @property
@@ -317,6 +318,7 @@ class Book:
             mechanism=_mechanism(document),
             standing=_proposed(tuple(_brief(each, None) for each in document.get("findings", ()))),
             proposed=tuple((str(each["code"]), str(each["severity"])) for each in document.get("findings", ())),
+            is_trimmed="trimmed" in document,
             reached=_reached(document),
         )
 

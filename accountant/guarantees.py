@@ -148,8 +148,8 @@ class Guarantee:
             "Take an attacker who has seen every release and knows everything about everyone else. Asked whether one "
             f"{self.unit} {secret}, the attacker is right at most {_percent(self.best_guess())} of the time (a coin: "
             f"50 %). An attacker who wrongly says yes for 1 in 100 of those who {others} finds at most "
-            f"{_percent(self.true_positive_rate(0.01))} of those who {those}{further}. Where it is 1 in 100, a yes "
-            "raises a suspicion of 1 in 100 to at most "
+            f"{_percent(self.true_positive_rate(0.01))} of those who {those}{further}. If the attacker wrongly says "
+            "yes for 1 in 100, a yes raises a suspicion of 1 in 100 to at most "
             f"{_percent(self.posterior(0.01, false_positive_rate=0.01))}."
         )
 

@@ -1,8 +1,9 @@
 """A step of private training beside one that is not private, and beside Opacus, in one run and with one thread each.
 
 Every step gathers its batch from the same rows, moves the weights by plain gradient descent, and is whole: ours draws
-its Poisson sample and its noise from the stream cipher. The noise is drawn by a second thread meanwhile, which needs a
-second core; the column "one core" has it drawn in between instead.
+its Poisson sample and its noise from the stream cipher. Both are drawn by a second thread meanwhile, which needs a
+second core; the column "one core" has them drawn in between instead. "All cores" lets torch have every core, as a
+worker does by default: both are drawn in between, and it is a multiple of the step that is not private on all cores.
 
 Then accuracy and forgetting on streams of real data (`benchmarks.accuracy`, `benchmarks.shapes`), some minutes, label
 release and prototypes; each is also had alone: `bench trainers steps`, `accuracy`, `shapes`, `labels`, `prototypes`.
@@ -10,11 +11,15 @@ release and prototypes; each is also had alone: `bench trainers steps`, `accurac
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,15 +31,16 @@ from benchmarks import accuracy, labels, prototypes, shapes
 from benchmarks.measure import at_most, duration, medians, times
 from trainers.models import build
 from trainers.noise import Noise
-from trainers.private_sgd import Source, noisy_gradient, train
+from trainers.private_sgd import Source, train
 
 ROWS = 1 << 14
 BATCHES = (256, 1024)
 REPEATS = 5
 HOOKS_STEPS = 1  # of a turn; others take those of their case
 RATE = 1e-3
-COLUMNS = "{:<24}{:>6}{:>14}{:>10}{:>12}{:>12}{:>12}"
-HEADINGS = ("model", "batch", "not private", "ours", "one core", "ghost", "hooks")
+COLUMNS = "{:<24}{:>6}{:>14}{:>10}{:>12}{:>12}{:>12}{:>12}"
+HEADINGS = ("model", "batch", "not private", "ours", "one core", "all cores", "ghost", "hooks")
+ALL_CORES = len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +112,7 @@ def step_times() -> None:
             turn = medians(turns(case, batch), repeats=REPEATS)
             taken = {name: seconds / (HOOKS_STEPS if name == "hooks" else case.steps) for name, seconds in turn.items()}
             plain = taken["not private"]
+            taken["all cores"] *= plain / taken["not private, all cores"]
             ratios = [times(taken[name] / plain) for name in HEADINGS[3:]]
             print(COLUMNS.format(case.name, batch, duration(plain), *ratios), flush=True)
             verdicts.append(at_most(f"{case.name} at {batch}", taken["ours"] / plain, case.target))
@@ -128,9 +135,8 @@ def turns(case: Case, batch: int) -> dict[str, Callable[[], None]]:
         clip_norm=1.0,
     )
     noise = Noise.fresh()
-    private, single = case.network(), case.network()
 
-    def ours() -> None:
+    def ours(private: nn.Module) -> None:
         train(
             private,
             [source],
@@ -141,20 +147,40 @@ def turns(case: Case, batch: int) -> dict[str, Callable[[], None]]:
             physical_batch=2 * batch,
         )
 
-    def one_core() -> None:
-        for _ in range(case.steps):
-            gradient = noisy_gradient(single, source, noise, physical_batch=2 * batch)
-            with torch.no_grad():
-                for parameter, each in zip(single.parameters(), gradient, strict=True):
-                    parameter.sub_(each, alpha=RATE)
-
+    plain = plain_steps(case, x, y, batch)
+    networks = [case.network() for _ in range(3)]
     return {
-        "not private": plain_steps(case, x, y, batch),
-        "ours": ours,
-        "one core": one_core,
+        "not private": plain,
+        "ours": partial(ours, networks[0]),
+        "one core": in_between(partial(ours, networks[1])),
+        "not private, all cores": on_all_cores(plain),
+        "all cores": on_all_cores(partial(ours, networks[2])),
         "ghost": opacus_steps(case, x, y, batch, mode="ghost"),
         "hooks": opacus_steps(case, x, y, batch, mode="hooks"),
     }
+
+
+def in_between(steps: Callable[[], None]) -> Callable[[], None]:
+    """With nothing done ahead by another thread."""
+
+    def alone() -> None:
+        with mock.patch("trainers.private_sgd.ahead", lambda items, **_: nullcontext(items)):
+            steps()
+
+    return alone
+
+
+def on_all_cores(steps: Callable[[], None]) -> Callable[[], None]:
+    """With as many threads of torch as there are cores."""
+
+    def together() -> None:
+        torch.set_num_threads(ALL_CORES)
+        try:
+            steps()
+        finally:
+            torch.set_num_threads(1)
+
+    return together
 
 
 def plain_steps(case: Case, x: torch.Tensor, y: torch.Tensor, batch: int) -> Callable[[], None]:

@@ -48,6 +48,7 @@ def serve(settings: Settings, *, started: Callable[[Parts, str, str | None], Any
             create_app(parts), log_config=None, timeout_graceful_shutdown=_DRAIN_SECONDS, lifespan="on",
             access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=30,
         )  # fmt: skip
+        pages.environment()  # here, or an early request would make another
         threading.Thread(target=pages.get_ready, name="templates", daemon=True).start()
         ending = started(parts, f"http://{shown}:{port}", first)
         try:

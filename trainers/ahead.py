@@ -24,7 +24,7 @@ def ahead(items: Iterator[Item], *, most: int) -> Iterator[Iterator[Item]]:
     it, so that as many places to keep them in are enough. What goes wrong in the making is raised where it is asked
     for. It helps since torch, numpy and the cipher let go of Python's lock while they compute.
     """
-    if torch.get_num_threads() >= (os.cpu_count() or 1):
+    if torch.get_num_threads() >= len(os.sched_getaffinity(0)):
         yield items
         return
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:

@@ -16,6 +16,7 @@ from trainers.catalog import Mechanism
 
 MODEL: Final = "model.safetensors"  # the file that a release is
 _MOST_LEAVES, _MOST_KINDS = 100_000, 20
+_MOST_SHOWN: Final = 20  # of a list
 
 
 def card(
@@ -94,7 +95,11 @@ def readable(whole: Mapping[str, Any]) -> str:
         "",
         "## How it was made",
         "",
-        *(f"- {name}: `{json.dumps(value, ensure_ascii=False)}`" for name, value in mechanism["parameters"].items()),
+        *_listed(mechanism["parameters"]),
+        "",
+        "By this recipe, which costs nothing unless its mechanism says so:",
+        "",
+        *_listed(whole["recipe"]),
         "",
         "## File",
         "",
@@ -102,6 +107,17 @@ def readable(whole: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _listed(given: Mapping[str, Any]) -> list[str]:
+    """One line each; of long lists, as of labels, the first."""
+    return [f"- {name}: {_shown(value)}" for name, value in given.items()]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple) and len(value) > _MOST_SHOWN:
+        return f"{_shown(value[:_MOST_SHOWN])} and {len(value) - _MOST_SHOWN:,} more"
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 def _up(value: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,10 @@ class FeatureCache:
         missing = self._filled(keys, features)
         if missing:
             features[missing] = computed(x[missing])
-            self._add({keys[place]: features[place] for place in missing})
+            # A disk that is full, or a folder that cannot be written to, must not end a job: it would do so only where
+            # a row is there that was not met.
+            with suppress(OSError):
+                self._add({keys[place]: features[place] for place in missing})
         return features
 
     def _filled(self, keys: list[bytes], features: NDArray[np.float32]) -> list[int]:
@@ -67,9 +71,12 @@ class FeatureCache:
         self.folder.chmod(0o700)
         name = secrets.token_hex(8)
         partial = self.folder / f"{name}.partial"
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            np.save(file, stored, allow_pickle=False)
-        partial.rename(self.folder / f"{name}.npy")  # whole or not at all
+        try:
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                np.save(file, stored, allow_pickle=False)
+            partial.rename(self.folder / f"{name}.npy")  # whole or not at all
+        finally:
+            partial.unlink(missing_ok=True)
 
     @property
     def _dtype(self) -> np.dtype[np.void]:

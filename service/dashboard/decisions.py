@@ -18,7 +18,7 @@ _NOT_ASKED = frozenset({"csrf", "once"})
 def idempotency(asked: Asked) -> Idempotency:
     """The name under which this form has one effect: what it carries, and what was filled in."""
     fields = sorted((name, values) for name, values in asked.form.fields.items() if name not in _NOT_ASKED)
-    request = f"{asked.request.method} {asked.request.url.path}\n{fields!r}".encode()
+    request = f"{asked.request.method} {asked.request.url.path}?{asked.request.url.query}\n{fields!r}".encode()
     secret = asked.parts.secrets.datapoints
     return Idempotency.of(actor=asked.actor.id, key=f"form:{asked.form.once}", request=request, secret=secret)
 

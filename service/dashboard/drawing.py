@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
+from service.dashboard.words import unbroken
 from service.printed import down, up
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def figure(
     )
     return tag(
         "figure",
-        tag("figcaption", tag("strong", title), " ", tag("span", about, class_="chart-about")),
+        tag("figcaption", tag("strong", title), " ", tag("span", unbroken(_written(about)), class_="chart-about")),
         drawing,
         _numbers(title, columns, rows),
         class_="chart",

@@ -96,10 +96,11 @@ def _shown(
         "source": source,
         "labels": None if names is None else list(names[:MOST_LABELS]),
         "labels_in_all": None if names is None else len(names),
-        "origin": origin,
+        "origin": origin if origin is not None and _RELEASE.fullmatch(origin) else None,  # it becomes a link
         "digest": digest,
         "remapped": [dict(rule) for rule in rules[:MOST_RULES] if rule["to"]],
         "dropped": [rule["from"] for rule in rules[:MOST_RULES] if not rule["to"]],
+        "further_rules": max(0, len(rules) - MOST_RULES),
         "rule": recipe.get("remap_rule"),
         "otherwise": recipe.get("otherwise") or None,
     }

@@ -206,9 +206,10 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
         reasons.append(f"the ledger of {_names(broken)} did not verify")
     if used:
         mechanisms = sorted({found["mechanism"] for _, found in used})
-        reasons.append(
-            f"an audit disproved {_names(mechanisms)}, by which {_names([name for name, _ in used])} released"
-        )
+        admitted = {(name, found["mechanism"]): found["admitted"] for name, found in used}
+        where = _names(list(dict.fromkeys(name for name, _ in used)))
+        what = f"a release of {where} was" if sum(admitted.values()) == 1 else f"releases of {where} were"
+        reasons.append(f"an audit disproved {_names(mechanisms)}, by which {what} admitted")
     people = sum(each["datapoints"] for each in seen)
     where = f"the population {seen[0]['name']}" if len(seen) == 1 else f"all {len(seen):,} populations"
     if reasons:
@@ -234,12 +235,19 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     if over:
         people = sum(each["over_policy"] for each in over)
         where = _names([each["name"] for each in over])
+        has = "datapoint" if people == 1 else "datapoints"
+        them = "has more behind it" if people == 1 else "have more behind them"
         beside.append(
-            f"{people:,} datapoints of {where} have more behind them than the policy of now allows: nothing more is "
-            "released about them."
+            f"{people:,} {has} of {where} {them} than the current policy allows: nothing more is admitted about "
+            f"{'it' if people == 1 else 'them'}."
         )
-    if unused := sorted({found["mechanism"] for _, found in disproved if not found["admitted"]}):
-        beside.append(f"An audit disproved {_names(unused)}, by which nothing was released; it is blocked there.")
+    for mechanism in sorted({found["mechanism"] for _, found in disproved if not found["admitted"]}):
+        unused = [name for name, found in disproved if found["mechanism"] == mechanism and not found["admitted"]]
+        where = _names(list(dict.fromkeys(unused)))
+        beside.append(
+            f"An audit disproved {mechanism} in {where}, where nothing made by it has left or may leave; it is blocked "
+            "there."
+        )
     frozen = [each["name"] for each in seen if each["status"] == "frozen"]
     if frozen:
         beside.append(f"{_names(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen: nothing is released from there.")

@@ -328,7 +328,7 @@ def json_address(path: str) -> str:
 @cache
 def environment() -> Environment:
     """Templates: escaped without exception, and a name that is not there is a fault."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - REST alone needs none
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415 - the command line needs none
 
     made = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
@@ -347,7 +347,7 @@ def environment() -> Environment:
 
 def get_ready() -> None:
     """Compile all templates, so that the first who looks at a page waits for none."""
-    for name in environment().list_templates():
+    for name in environment().list_templates(["html"]):
         environment().get_template(name)
 
 

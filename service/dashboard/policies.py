@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -18,7 +19,7 @@ from service.dashboard.decisions import carried_out, must_be_confirmed, reason_o
 from service.dashboard.pages import Asked, Data, Done, action, address, page, problem_of
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
-from service.operations import keys, policies, populations, readings
+from service.operations import jobs, keys, policies, populations, readings
 from service.operations.keys import Actor
 from service.schemas import PolicyChange
 from trainers.catalog import CATALOG
@@ -34,9 +35,9 @@ Changer = Annotated[Actor, as_in(populations_api.change_policy)]
 Freezer = Annotated[Actor, as_in(populations_api.change_status)]
 STATUSES = ("proved", "claimed", "refuted")
 _BECOMES = {
-    "frozen": "While frozen, nothing is released until it is opened. Open holds can still be committed or voided.",
-    "open": "Releases can be proposed again, under the policy of now.",
-    "closed": "Once closed, nothing will ever be released again, and this cannot be undone.",
+    "frozen": "While frozen, nothing can be proposed, and what is held must not leave, until it is opened.",
+    "open": "Releases can be proposed again, under the current policy.",
+    "closed": "Once closed, nothing can ever be proposed again, and what is held must not leave. It cannot be undone.",
 }
 
 
@@ -61,6 +62,7 @@ def policy(population: Population, parts: Service, actor: Reader) -> Data:
             "text": found[0]["text"],
             "versions": found,
             "mechanisms": _mechanisms(book),
+            "explicit": _admitted(book)[None],
             "reads_ledger": reads,
             "names": keys.names(parts.database, [each["actor"] for each in found]) if reads else {},
             "may_change": may(actor, populations_api.change_policy, populations_api.change_status),
@@ -83,12 +85,14 @@ def _standing(book: Book) -> Data:
     }
 
 
+def _admitted(book: Book) -> Counter[str | None]:
+    """How many releases were admitted by each mechanism; by none are those of explicit charges."""
+    return Counter(release.mechanism for release in book.releases.values() if release.status != "denied")
+
+
 def _mechanisms(book: Book) -> list[Data]:
-    """What the policy says of each: accepted, not accepted, or blocked by an audit; with how often it was released."""
-    released: dict[str, int] = {}
-    for release in book.releases.values():
-        if release.mechanism is not None and release.status != "denied":
-            released[release.mechanism] = released.get(release.mechanism, 0) + 1
+    """What the policy says of each: accepted, not accepted, or blocked by an audit; with how often it was admitted."""
+    admitted = _admitted(book)
     return [
         {
             "name": each.name,
@@ -96,7 +100,7 @@ def _mechanisms(book: Book) -> list[Data]:
             "proof_status": each.proof_status,
             "accepted": each.proof_status in book.policy.accepts,
             "blocked_by": [audit.id for audit in book.blocking(each.name)],
-            "releases": released.get(each.name, 0),
+            "releases": admitted[each.name],
         }
         for each in CATALOG.values()
     ]
@@ -234,12 +238,14 @@ def status(
     """What would follow."""
     with parts.books.read(population) as book:
         held = [each.id for each in book.releases.values() if each.status == "held"]
-        return {
-            **_standing(book),
-            "to": to,
-            "becomes": _BECOMES[to],
-            "held": len(held),
-        }
+        standing = _standing(book)
+    return {
+        **standing,
+        "to": to,
+        "becomes": _BECOMES[to],
+        "held": len(held),
+        "jobs": jobs.unfinished(parts.database, population),
+    }
 
 
 @action(

@@ -183,8 +183,8 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
 def _stopped(book: Book, release: Release) -> str | None:
     """Why what is held must not leave now, if so: somebody is about to say that it did."""
     reasons = [f"an audit blocks {release.mechanism}"] if book.blocking(release.mechanism) else []
-    if book.status == "frozen":
-        reasons.append(f"{book.name} is frozen")
+    if book.status != "open":
+        reasons.append(f"{book.name} is {book.status}")
     if not reasons:
         return None
     why = ", and ".join(reasons)

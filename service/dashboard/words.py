@@ -50,6 +50,7 @@ STATES: Final[dict[str, tuple[str, str, str]]] = {
     "abandoned": ("abandoned", "plain", "dash"),
     # promises and ledgers
     "inside": ("inside", "good", "check"),
+    "empty": ("empty", "plain", "dash"),
     "in doubt": ("in doubt", "bad", "bang"),
     "low": ("running low", "warn", "bang"),
     "exhausted": ("exhausted", "bad", "cross"),
@@ -152,18 +153,19 @@ def duration(seconds: float) -> str:
     return plural(math.ceil(seconds / 60), "minute") if seconds < 7200 else plural(math.ceil(seconds / 3600), "hour")
 
 
-def expiring(text: str, now: datetime) -> str:
-    """When a hold ends; one that is overdue waits for the sweeper.
+def expiring(text: str, now: datetime, *, exactly: bool = False) -> Markup:
+    """When a hold ends, perhaps with the time beside it; one that is overdue waits for the sweeper.
 
-    >>> expiring("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    >>> str(expiring("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z")))
     'expires in 6 hours'
-    >>> expiring("2026-01-02T00:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
-    'ran out 2 days ago; counts as spent at the next sweep'
+    >>> str(expiring("2026-01-02T00:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z")))
+    'ran out 2 days ago; it is about to be counted as spent'
     """
     is_over = datetime.fromisoformat(text) <= now
-    return (
-        f"ran out {since(text, now)}; counts as spent at the next sweep" if is_over else f"expires {since(text, now)}"
-    )
+    at = Markup(" ({} UTC)").format(when(text)) if exactly else Markup()
+    if is_over:
+        return Markup("ran out {}{}; it is about to be counted as spent").format(since(text, now), at)
+    return Markup("expires {}{}").format(since(text, now), at)
 
 
 def bound(proof_status: str) -> str:

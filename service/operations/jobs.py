@@ -109,6 +109,10 @@ _PAGE = text(
     "OR population.name = :population) AND (CAST(:status AS text) IS NULL OR job.status = :status) "
     'AND (CAST(:before AS text) IS NULL OR job.id COLLATE "C" < :before) ORDER BY job.id COLLATE "C" DESC LIMIT :limit'
 )
+_UNFINISHED = text(
+    "SELECT count(*) FROM job JOIN population ON population.id = job.population_id "
+    "WHERE population.name = :population AND job.status IN ('queued', 'running')"
+)
 _BEGIN = text(
     "UPDATE job SET attempt = attempt + 1, status = 'running', worker = :worker, step = 0, steps = 0, error = NULL, "
     "lease_until = now() + make_interval(secs => :lease), started_at = coalesce(started_at, now()), "
@@ -136,6 +140,7 @@ _SILENT = text(
     "OR (job.status = 'queued' AND (SELECT max(at) FROM job_line WHERE job_line.job = job.id) "
     "< now() - make_interval(secs => :wait)) ORDER BY job.id LIMIT 100"
 )
+_IS_OFFERED = text("SELECT EXISTS (SELECT FROM procrastinate_jobs WHERE id = :ticket AND status = 'todo')")
 # The newest policy of each other population, if it has rules on files: a search, and not a reading of all logs. It is
 # not parsed here: PostgreSQL refuses any JSON with a NUL in it, and one odd text must not stop all jobs.
 _POLICIES_WITH_RULES = text(
@@ -364,8 +369,9 @@ def fall_silent(*, job: str, wait_seconds: float) -> Decide:
         if row["status"] == "queued":
             if connection.execute(_IS_UNSERVED, {"id": job, "wait": wait_seconds}).scalar_one():
                 return _failed(book, at, connection, row, "queue.unserved")
-            return _queued_again(connection, row, None)
-        if row["lapsed"]:
+            if not connection.execute(_IS_OFFERED, {"ticket": row["ticket"]}).scalar_one():
+                return _queued_again(connection, row, row["error"])
+        elif row["lapsed"]:
             return _retried_or_failed(book, at, connection, row, "worker.lost")
         return Outcome(bodies=[], status=200, respond=lambda _: {"status": row["status"]})  # somebody was quicker
 
@@ -532,6 +538,12 @@ def of_release(database: Database, release: str) -> dict[str, Any] | None:
     with database.transaction() as connection:
         row = connection.execute(_OF_RELEASE, {"release": release}).mappings().one_or_none()
     return None if row is None else shown(dict(row))
+
+
+def unfinished(database: Database, population: str) -> int:
+    """How many jobs of a population wait or run."""
+    with database.transaction() as connection:
+        return int(connection.execute(_UNFINISHED, {"population": population}).scalar_one())
 
 
 def page(

@@ -103,6 +103,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dic
     >>> old = {"budget": {"epsilon": 3.0, "delta": 1e-06}, "accepts": ["proved"]}
     >>> differences(old, {**old, "budget": {"epsilon": 2.5, "delta": 1e-06}})
     [{'what': 'ε for life', 'from': '3', 'to': '2.5'}]
+    >>> differences(old, {**old, "budget": {"epsilon": 2.99999999, "delta": 1e-06}})
+    [{'what': 'ε for life', 'from': '3', 'to': '2.99999999'}]
     """
     old, new = _lines(before), _lines(after)
     return [
@@ -115,7 +117,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dic
 def _lines(policy: Mapping[str, Any]) -> dict[str, str]:
     """A policy as names and words."""
     budget = policy["budget"]
-    found = {"ε for life": f"{budget['epsilon']:g}", "δ": f"{budget['delta']:g}"}
+    found = {"ε for life": _exact(budget["epsilon"]), "δ": _exact(budget["delta"])}
     if "on_exhausted" in policy:
         found["where somebody cannot afford a release"] = _WORDS[policy["on_exhausted"]]
     found["accepted mechanisms"] = " or ".join(policy["accepts"])
@@ -128,6 +130,12 @@ def _lines(policy: Mapping[str, Any]) -> dict[str, str]:
     if policy.get("lifted"):
         found["audits that block no more"] = ", ".join(policy["lifted"])
     return found
+
+
+def _exact(value: float) -> str:
+    """All digits: what differs is written differently."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 # ---------------------------------------------------------------- previews
@@ -251,6 +259,8 @@ def _over(new: Policy, did: str) -> str:
 
 def _refusals(release: Release, new: Policy) -> Iterator[str]:
     """What else a version says against a release."""
+    if release.is_trimmed and new.on_exhausted == "deny":
+        yield "Somebody could not afford it and was left out; it would have been denied as a whole."
     known = None if release.mechanism is None else CATALOG.get(release.mechanism)
     if known is not None and known.proof_status not in new.accepts:
         yield f"Mechanism {known.name} is {known.proof_status}, and that would not be accepted."

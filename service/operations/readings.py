@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -107,7 +108,7 @@ def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How many datapoints have a history, and what that has behind it, spent and held, by the policy of now."""
+    """How many datapoints have a history, and what that has behind it, spent and held, by the current policy."""
 
     history: History
     datapoints: int
@@ -119,21 +120,24 @@ def everybody(book: Book) -> Mapping[History, Standing]:
 
     def found() -> dict[History, Standing]:
         budget = book.policy.budget
-        of, before = _BEFORE.get(book.name, (budget, {}))
+        of, before = _BEFORE.pop(id(book), (budget, {}))
         known = before if of == budget else {}  # an entry touches few cohorts; what the others have behind them stays
         behind = {}
         for history, datapoints in book.ledger.cohorts.sizes():
             same = known.get(history)
             meter = budget.meter(standing(budget, history)) if same is None else same.meter
             behind[history] = Standing(history, datapoints, meter)
-        _BEFORE[book.name] = budget, behind
+        _BEFORE[id(book)] = budget, behind  # now the last; one of another book would be as true, a reading has no owner
+        while len(_BEFORE) > _MOST_BEFORE:
+            _BEFORE.popitem(last=False)
         return behind
 
     return _EVERYBODY.of(book, None, found)
 
 
 _EVERYBODY: Remembered[Mapping[History, Standing]] = Remembered(16)
-_BEFORE: dict[str, tuple[Filter, Mapping[History, Standing]]] = {}  # by population
+_BEFORE: OrderedDict[int, tuple[Filter, Mapping[History, Standing]]] = OrderedDict()  # by the book's identity
+_MOST_BEFORE: Final = 64
 
 
 def worst_of_all(book: Book) -> History:
@@ -177,8 +181,9 @@ def _distribution(book: Book, windows: int, tasks: int | None, least: int) -> di
         "datapoints": total,
         "cohorts": len(cohorts),
         "note": (
-            "Meter readings: spent is the smallest budget that would admit what is committed, held how far open holds "
-            "raise it, available the largest single pure release that would still fit. They need not add up."
+            "Spent, held and available need not add up: spent is the smallest budget that would admit what is "
+            "committed, held is how far open holds raise it, and available is the largest single release with a pure "
+            "ε that would still fit."
         ),
     }
     if not cohorts:

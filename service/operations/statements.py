@@ -38,8 +38,8 @@ BECAME: Final[Mapping[str, str]] = {
 }
 _NO_FILE: Final = "it counts as if it had left, and no file of it is on record"
 CONDITION: Final = (
-    "Read as a promise of its own, that number holds if what was released had been planned beforehand; whatever was "
-    "planned, the promise for life holds."
+    "Read as a promise of its own, that number would hold only if what was released had been planned beforehand; the "
+    "promise for life holds either way."
 )
 
 
@@ -144,10 +144,10 @@ def _released(book: Book, document: Mapping[str, Any], ordinal: int) -> dict[str
 
 
 def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
-    who = "One person" if book.unit == "user" else "One record"
+    who = "each person as a whole" if book.unit == "user" else "each single record"
     about = (
         f"This statement is about number {ordinal:,}, in the order of arrival, of the {book.size:,} in the population "
-        f"{book.name}. {who} is what is protected here. This statement was read from the ledger on {moment(at)}, at "
+        f"{book.name}. What is protected here is {who}. This statement was read from the ledger on {moment(at)}, at "
         f"entry {book.number:,}."
     )
     paragraphs = [about]
@@ -175,15 +175,25 @@ def _promise(book: Book, guarantee: Guarantee, condition: str) -> dict[str, Any]
 def _list(book: Book, listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     left = sum(each["status"] in {"committed", "expired"} for each in listed)
     held = sum(each["status"] == "held" for each in listed)
+    voided = len(listed) - left - held
     if not listed:
         sentence = (
             f"Nothing that was computed from the data of this {book.unit} has been released, and nothing is planned."
         )
     else:
+        became = [
+            "1 has left, or counts as if it had"
+            if left == 1
+            else f"{_none_or(left)} have left, or count as if they had",
+            f"{_none_or(held)} may still leave",
+        ]
+        if voided:
+            it = "it" if voided == 1 else "them"
+            became.append(f"{voided:,} {'does' if voided == 1 else 'do'} not count, since nothing of {it} left")
         sentence = (
-            f"Data of this {book.unit} may have been used for releases that left, or count as if they had: {left:,}; "
-            f"and for releases that may still leave: {held:,}. None was admitted without a price for what it can show "
-            f"about one {book.unit}."
+            f"Data of this {book.unit} may have been used for {len(listed):,} "
+            f"{'release' if len(listed) == 1 else 'releases'}: {'; '.join(became)}. Each was counted against the "
+            f"budget of this {book.unit} when it was admitted."
         )
     paragraphs = [sentence]
     if len(listed) > MOST_LISTED:
@@ -195,11 +205,18 @@ def _list(book: Book, listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _none_or(number: int) -> str:
+    return f"{number:,}" if number else "none"
+
+
 def _sentence(each: Mapping[str, Any]) -> str:
     method = f", by {each['title'][0].lower()}{each['title'][1:]}" if each["title"] else ""
     named = f" for {', '.join(each['tasks'])}" if each["tasks"] else ""
     if each["proof_status"] == "proved":
-        cost = f" Alone it stays within ε ≤ {up(each['epsilon_upper'])} at δ = {plain(each['delta'])}."
+        cost = (
+            f" By itself it stays within ε ≤ {up(each['epsilon_upper'])} at δ = {plain(each['delta'])}, on the meter "
+            "of the lifelong promise."
+        )
     else:
         cost = f" How much it tells is not proved: its mechanism is {each['proof_status']}."
     if titles := [RULES[code].title if code in RULES else code for code in each["findings"]]:
@@ -213,8 +230,13 @@ def _sentence(each: Mapping[str, Any]) -> str:
 
 def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarantee) -> dict[str, Any]:
     budget = book.policy.budget
+    raised = (
+        "No release that may still leave raises that."
+        if shown["held"] == 0
+        else f"Releases that may still leave would raise that by at most {up(shown['held'])}."
+    )
     meters = (
-        f"Spent: ε ≤ {up(shown['spent'])}. Held by releases that may still leave: at most {up(shown['held'])} more. "
+        f"Spent: ε ≤ {up(shown['spent'])}. {raised} "
         f"Available: a single further release of at most ε = {down(shown['available'])} would be admitted. Budget: "
         f"ε = {plain(budget.epsilon)} at δ = {plain(budget.delta)}. These are readings of a meter, each rounded "
         "against us. Each answers a question of its own, so they need not add up."

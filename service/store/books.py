@@ -60,6 +60,7 @@ class Slot:
         if book.number - begun >= _MANY_ENTRIES:
             # A book stays, and nothing in it refers to itself: to look through it for garbage again and again would
             # hold everybody up, for a fifth of a second after 5,000 releases.
+            gc.collect()  # what is garbage already is not to stay
             gc.freeze()
         return book
 

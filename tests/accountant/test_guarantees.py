@@ -102,7 +102,7 @@ def test_the_sentence_gives_the_odds_that_an_officer_asks_for() -> None:
         "for 1 in 100 of those who were not in the data finds at most 2.72 % of those who were; for 1 in 1,000, "
         "0.272 %; for 1 in 10, 27.2 %." in text
     )
-    assert text.endswith("a suspicion of 1 in 100 to at most 2.68 %.")
+    assert text.endswith("says yes for 1 in 100, a yes raises a suspicion of 1 in 100 to at most 2.68 %.")
     assert "one user was in the data" in text
     assert (
         "one record had one value and not another"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import labels
+from benchmarks import labels, prototypes, trainers
 from benchmarks.__main__ import names, run
 from benchmarks.streams import Task, blurred
 
@@ -49,3 +49,24 @@ def test_label_release_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(labels, "LABELS", 50)
     labels.main()
     assert "20,000 records, 50 labels, 50 of them carried" in capsys.readouterr().out
+
+
+def test_steps_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a small head, in every way that there is a column for."""
+    head = trainers.Case(
+        name="head", recipe={"model": "linear", "hidden": [], "shape": [8]}, outputs=3, target=1e9, steps=2
+    )
+    for name, value in {"CASES": (head,), "BATCHES": (16,), "ROWS": 64, "REPEATS": 1}.items():
+        monkeypatch.setattr(trainers, name, value)
+    trainers.step_times()
+    _, _, row, verdict = capsys.readouterr().out.splitlines()
+    assert row.split()[:2] == ["head", "16"]
+    assert row.count("x") == len(trainers.HEADINGS) - 3
+    assert verdict.startswith("met     head at 16")
+
+
+def test_prototypes_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {"ROWS": 100, "LABELS": (3, 50), "SIZE": 8}.items():
+        monkeypatch.setattr(prototypes, name, value)
+    prototypes.main()
+    assert "50 labels × 8 ÷ drawing the noise" in capsys.readouterr().out

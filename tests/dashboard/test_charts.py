@@ -64,6 +64,13 @@ def svg(made: Markup) -> ET.Element:
     return found
 
 
+def caption(made: Markup) -> str:
+    """What the caption says below its title."""
+    found = parsed(made).find("figcaption/span")
+    assert found is not None
+    return "".join(found.itertext())
+
+
 def rows(made: Markup) -> list[list[str]]:
     return [["".join(cell.itertext()) for cell in row] for row in parsed(made).iter("tr")][1:]
 
@@ -206,7 +213,7 @@ def test_a_forecast_climbs_in_steps_to_the_refusal_and_says_which_it_is() -> Non
         name="c", title="t", terms=TERMS, readings=read, now=START, ahead=ahead, what="dp-sgd on spring, number 5,",
         refused=Foreseen(at=START + timedelta(days=10), standing=2.1),
     )  # fmt: skip
-    about = str(parsed(made).findtext("figcaption/span"))
+    about = caption(made)
     assert "dp-sgd on spring, number 5, is refused on 15 Jan 2026: it would bring them to 2.1." in about
     assert "ε ≤ 1 is spent and held of a budget of 2 (δ = 1e-06, per user, upper bound)" in about
     assert "no bound" in about
@@ -250,7 +257,7 @@ def test_charts_say_on_which_terms_their_numbers_hold() -> None:
             name="c", title="t", terms=TERMS, meters=[Meter(label="a", spent=0, held=0, available=1, budget=1)]
         ),
     ):
-        assert "δ = 1e-06, per user" in str(parsed(made).findtext("figcaption/span"))
+        assert "δ = 1e-06, per user" in caption(made)
 
 
 def test_windows_stay_in_their_order_and_equal_tasks_in_that_in_which_they_came() -> None:

@@ -37,7 +37,7 @@ def test_find_the_population_in_trouble(browser: Browser, troubled: Trouble) -> 
     verdict = page.locator(".verdict")
     assert "bad" in (verdict.get_attribute("class") or "").split()
     assert "Not for certain" in verdict.inner_text()
-    assert f"an audit disproved dp-sgd, by which {FROZEN} released" in verdict.inner_text()
+    assert f"an audit disproved dp-sgd, by which a release of {FROZEN} was admitted" in verdict.inner_text()
     rows = page.locator("section[aria-labelledby=populations] tbody tr")
     names = [each.partition("\n")[0].strip() for each in rows.locator("th").all_inner_texts()]
     assert [name.split(" ")[0].split("\t")[0] for name in names] == [FROZEN, SPENT, LOW, "calm-lab"]
@@ -78,6 +78,12 @@ def test_explain_why_a_release_was_denied(officer: Sight, house: House) -> None:
 
 
 def test_tighten_a_policy(officer: Sight, house: House) -> None:
+    page = officer.open(f"/populations/{CLINIC}/policy/change?preview=yes&epsilon=0.1")
+    denied = page.locator("#denied ~ .table tbody tr")
+    assert denied.count() > 0
+    assert all("It brought somebody to ε = " in each for each in denied.all_inner_texts())
+    denied.get_by_role("link").first.click()
+    page.wait_for_url("**/releases/rel_**")
     page = officer.open("/populations/trial/policy")
     page.get_by_role("link", name="New version…").click()
     page.get_by_label("ε for life").fill("0.5")
@@ -159,6 +165,31 @@ def test_a_stranger_checks_a_certificate_and_learns_nothing_else(browser: Browse
         assert stranger.context.cookies() == []
     finally:
         stranger.context.close()
+
+
+def test_what_only_an_answer_shows_can_be_read_by_everybody(sights: dict[str, Sight], house: House) -> None:
+    """Pages that have no address of their own: the secret of a key, and verdicts on certificates."""
+    broken = house.certificate.replace(b"A", b"B", 1)
+    for name, sight in sights.items():
+        for verdict, given in (("genuine", house.certificate), ("broken", broken)):
+            page = sight.open("/verify")
+            page.get_by_label("Or its text").fill(given.decode())
+            page.get_by_role("button", name="Check it").click()
+            page.locator("#verdict h2").get_by_text(verdict).wait_for()
+            sight.photograph(f"verdict-{verdict}")
+            sight.is_accessible()
+            sight.fits()
+        page = sight.open("/keys/new")
+        page.get_by_label("Name").fill(f"seen in {name}")
+        page.locator("input[name=roles][value=worker]").check()
+        page.get_by_label("Reason").fill("To look at the page.")
+        page.get_by_label("I mean it").check()
+        page.get_by_role("button", name="Make the key").click()
+        page.locator("code.secret").wait_for()
+        sight.photograph("key-made")
+        sight.is_accessible()
+        sight.fits()
+        sight.is_content()
 
 
 def test_a_key_is_shown_once_and_revoked(sights: dict[str, Sight], house: House) -> None:

@@ -317,7 +317,7 @@ def test_the_budget_of_a_task_is_told_with_its_own_delta(call: Caller) -> None:
     assert (reason["code"], reason["delta"]) == ("task_budget.exceeded", 3e-8)
     person = call("GET", f"/populations/{name}/datapoint?ordinal=3").text
     assert re.search(r"In the own budget of t: .*δ = 3e-08", person)
-    assert "Alone is at the δ of what is promised for life, 1e-06." in person
+    assert "reads of the release without any other, at its δ, 1e-06; engines may prove less of it." in person
     assert [each["delta"] for each in call.ok("GET", f"/v1/populations/{name}/datapoints/3")["tasks"]] == [3e-8]
     page = call("GET", f"/releases/{denied['id']}").text
     assert re.search(

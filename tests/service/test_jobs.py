@@ -312,6 +312,16 @@ def test_lists_come_in_pages_newest_first(call: Caller, population: str) -> None
     assert call("POST", "/v1/jobs/job_01J00000000000000000000000/cancel").status_code == 404
 
 
+def test_who_comes_second_to_a_job_that_fell_silent_writes_nothing(parts: Parts, call: Caller, population: str) -> None:
+    """The sweeper and every worker look for such jobs, and may find the same one."""
+    identity = submit(call, population)
+    begun(parts, identity, lease=-1.0)
+    for _ in range(2):
+        decided(parts, population, jobs.fall_silent(job=identity, wait_seconds=3600))
+    assert statuses(call, identity) == [("queued", 0, None), ("running", 1, None), ("queued", 1, "worker.lost")]
+    assert [state for _, state in waiting(parts, identity)].count("todo") == 1
+
+
 def test_progress_is_steps_and_time_left(call: Caller, parts: Parts, population: str) -> None:
     identity = submit(call, population)
     token = begun(parts, identity)

@@ -42,6 +42,20 @@ def test_a_lower_budget_would_have_denied_what_went_beyond_it(service: Local, po
     assert found["would_have_denied"][0]["reasons"] == ["It brought somebody to ε = 1.2."]
 
 
+def test_a_policy_that_leaves_nobody_out_would_have_denied_what_was_trimmed(service: Local, call: Caller) -> None:
+    name = call.population(count=100, epsilon=1.0, delta=1e-6, on_exhausted="trim")
+    releases = [
+        call.propose(name, ({"ranges": [[start, 100]]}, {"kind": "pure_dp", "epsilon": 0.7})) for start in (50, 0)
+    ]
+    assert [each["decision"]["trimmed"] for each in releases] == [0, 50]  # the second left out those of the first
+    found = preview(service, name, on_exhausted="deny")["would_have_denied"]
+    assert [each["release"] for each in found] == [releases[1]["id"]]
+    assert found[0]["reasons"] == [
+        "Somebody could not afford it and was left out; it would have been denied as a whole."
+    ]
+    assert preview(service, name, epsilon=0.9)["would_have_denied"] == []
+
+
 def replayed(service: Local, population: str, new: Policy) -> set[str]:
     """What the gate says if the log is replayed, and everybody who was touched is looked at after each release."""
     book: Book | None = None

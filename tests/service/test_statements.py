@@ -152,7 +152,7 @@ def test_a_person_is_told_every_release_and_what_it_means(house: House, name: st
     assert promise.meaning() in sentences
     assert any("it has left" in line and "stochastic gradient descent" in line for line in sentences)
     assert any("counts as if it had left" in line for line in sentences)
-    assert any("nothing of it left" in line and "Alone" not in line for line in sentences)
+    assert any("nothing of it left" in line and "By itself" not in line for line in sentences)
     assert any("planned beforehand" in line for line in sentences)
     assert said["tasks"] == [TASK]
 
@@ -163,7 +163,7 @@ def test_what_was_spent_without_a_file_is_not_said_to_have_left(house: House) ->
     release = house.officer.hold(made, ({"ranges": [[0, 5]]}, pure(0.5)))
     house.officer.post(f"/v1/releases/{release}/commit", {"reason": "its file was denied"})
     [line] = next(each["lines"] for each in stated(house, made, 2)["sections"] if each["lines"])
-    assert "it counts as if it had left, and no file of it is on record. Alone it stays within ε" in line
+    assert "it counts as if it had left, and no file of it is on record. By itself it stays within ε" in line
 
 
 def test_a_person_about_whom_nothing_was_released_is_told_so(house: House, name: str) -> None:

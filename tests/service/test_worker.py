@@ -441,6 +441,83 @@ def test_a_worker_that_is_killed_at_any_moment_leaves_one_commit_or_none(alone: 
     call.verify(population)
 
 
+STAGED = ["card.json", "card.md", "model.safetensors"]
+#: What is staged when a worker is killed: after it began, while its attempt stages, before it checks what was made, and
+#: in the transaction that commits, with everything written.
+MOMENTS = {"begun": [], "staging": ["model.safetensors"], "checked": STAGED, "written": STAGED}
+
+
+def test_nothing_is_seen_of_attempts_that_are_killed_until_one_is_not(alone: Local, tmp_path: Path) -> None:
+    """One job that dies everywhere, with as many attempts as that takes."""
+    house, call, population, uri = alone, alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="moments"))
+    identity, release = made["id"], made["release"]["id"]
+    by_decree(house, "UPDATE job SET attempts = 9 WHERE id = %s", identity)
+    before, lost = call.reading(population, 0)["held"], set[str]()
+
+    for moment in MOMENTS:
+        (tmp_path / moment).mkdir()
+        planted = f"{moment}={tmp_path / moment}"
+        process = worker(house.parts, "--queue", "moments", planted=planted, STINT_LEASE_SECONDS="60")
+        try:
+            lost |= digests(house, identity, moment, tmp_path / moment)
+            if moment == "staging":  # the attempt alone is killed first, and its worker has another run
+                [child] = attempts(process)
+                (tmp_path / moment / "reached").unlink()
+                child.kill()
+                lost |= digests(house, identity, moment, tmp_path / moment)
+            children = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
+            said = ended(process)
+        assert process.returncode == -signal.SIGKILL, said
+        assert not psutil.wait_procs(children, timeout=work.SECONDS)[1], moment
+        by_decree(house, "UPDATE job SET lease_until = now() WHERE id = %s", identity)
+        pass_time(house, lambda: call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued")
+        assert call("GET", f"/v1/releases/{release}/artifact").status_code == 409, moment
+        assert not (house.parts.settings.artifacts_folder / release).exists(), moment
+        assert releases(call, population) == ["release.held"], moment
+        reading = call.reading(population, 0)
+        assert (reading["spent"], reading["held"]) == (0.0, before), moment
+        call.verify(population)
+
+    ended(worker(house.parts, "--queue", "moments", "--once"))
+    errors = ["worker.lost", "killed", "worker.lost", "worker.lost", "worker.lost"]
+    ends = [("queued", 0, None), *(("queued", number, error) for number, error in enumerate(errors, 1))]
+    assert statuses(call, identity) == [
+        *(line for end in ends for line in (end, ("running", end[1] + 1, None))), ("committed", 6, None),
+    ]  # fmt: skip
+    found = call.ok("GET", f"/v1/jobs/{identity}")
+    artifact(house, found)
+    shown = hashlib.sha256(call("GET", f"/v1/releases/{release}/artifact").content).hexdigest()
+    assert shown == found["artifact"]["sha256"]
+    assert len(lost) == 4  # all but the first had a model, and no two the same
+    assert shown not in lost
+    assert staged(house) == []
+    assert releases(call, population) == ["release.held", "release.committed"]
+    reading = call.reading(population, 0)
+    assert (reading["spent"], reading["held"]) == (pytest.approx(before), 0.0)
+    call.verify(population)
+
+
+def by_decree(house: Local, statement: str, identity: str) -> None:
+    """Change the row of a job, so that nobody waits for a lease or needs another service."""
+    with house.parts.database.transaction() as connection:
+        connection.exec_driver_sql(statement, (identity,))
+
+
+def digests(house: Local, identity: str, moment: str, folder: Path) -> set[str]:
+    """Of the model that the current attempt has staged, if it has one, once its worker has reached a moment."""
+    ends = time.monotonic() + work.SECONDS
+    while not (folder / "reached").exists():
+        assert time.monotonic() < ends, moment
+        time.sleep(0.01)
+    attempt = house.call.ok("GET", f"/v1/jobs/{identity}")["attempt"]
+    mine = house.parts.settings.artifacts_folder / ".staged" / f"{identity}.{attempt}"
+    assert sorted(path.name for path in mine.glob("*")) == MOMENTS[moment]
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in mine.glob("model.safetensors")}
+
+
 @pytest.mark.parametrize("where", ["commit", "decision"])
 def test_a_zombie_can_neither_commit_nor_publish(alone: Local, where: str) -> None:
     """Stopped before its commit, or within it: then the database takes from it the lock that all others wait for."""

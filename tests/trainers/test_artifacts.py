@@ -115,3 +115,10 @@ def test_a_card_promises_no_less_than_was_proved() -> None:
     text = cards.readable(cards.of_file(said, sha256="0" * 64, size=1, releasable=True))
     assert "(ε ≤ 0.123457, δ = 1.00001e-06)-DP" in text
     assert "more than ε = 3.00001 at δ = 1e-06." in text
+
+
+def test_a_card_has_its_recipe_and_long_lists_cut() -> None:
+    said = CARD | {"recipe": {"radius": 2.5, "label_names": [str(each) for each in range(1000)]}}
+    text = cards.readable(cards.of_file(said, sha256="0" * 64, size=1, releasable=True))
+    assert "- radius: `2.5`" in text
+    assert '"19"]` and 980 more' in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -201,6 +202,25 @@ def test_the_cache_is_for_the_worker_alone_and_may_break(tmp_path: Path) -> None
     assert np.array_equal(backbone.features(x), truth)
     Backbone(replace(TINY, shift=(0.0,)), cache=tmp_path).features(x)
     assert len([*tmp_path.iterdir()]) == 2  # another digest, another folder
+
+
+@pytest.mark.parametrize("rows", [0, 1, 10])
+@pytest.mark.parametrize("blocked", ["a file in place of the folder", "a full disk"])
+def test_a_cache_that_cannot_be_written_to_ends_no_job(
+    blocked: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end one only where somebody is there, and so tell of them."""
+    x, cache = images(rows), tmp_path / "features"
+    if blocked == "a full disk":
+
+        def full(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        monkeypatch.setattr(np, "save", full)
+    else:
+        cache.write_text("in the way", encoding="utf-8")
+    assert np.array_equal(Backbone(TINY, cache=cache).features(x), Backbone(TINY).features(x))
+    assert [path for path in tmp_path.rglob("*") if path.suffix in {".npy", ".partial"}] == []
 
 
 def test_another_program_under_the_same_digest_has_another_cache(

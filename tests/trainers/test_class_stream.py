@@ -25,7 +25,7 @@ from trainers.predictors import AGGREGATIONS, Aggregation, predict
 TASKS = [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"], ["8", "9"]]
 ALL = [name for task in TASKS for name in task]
 CHANCE = 0.1
-TRAIN, TEST = 1500, 300
+TRAIN, TEST = 1500, 600
 EPSILON, DELTA = 8.0, 1e-5
 SIZE = 1280
 
@@ -159,7 +159,9 @@ def test_film_beats_chance_and_the_naive_baseline(photographs: Stream, naive: fl
     parameters = {**steps(sampling_probability=0.25, steps=10), "clip_norm": 2.0}
     made = task_by_task(photographs, "peft-ensemble", parameters, recipe, builds_on=None, backbones=backbones)
     said = predict(made, photographs.test_x, backbones=backbones)
-    assert float((said == photographs.test_y).mean()) > max(2.5 * CHANCE, naive + 0.06)
+    told = float((said == photographs.test_y).mean())
+    error = ((told * (1 - told) + naive * (1 - naive)) / TEST) ** 0.5  # standard error of the lead, if rows were apart
+    assert told > max(2.5 * CHANCE, naive + 0.06, naive + 3 * error)
 
 
 def test_the_naive_baseline_forgets(stream: Stream, naive: float) -> None:

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from accountant import InvalidInput
 from trainers import clipping
+from trainers.adapters import film, last_layer
+from trainers.backbones import Backbone, Entry
 from trainers.catalog import mechanism
 from trainers.catalog.data_documents import MAX_ROWS_PER_UNIT
 from trainers.clipping import clipped_sum, cross_entropy, trainable
@@ -84,7 +86,14 @@ def convolutions(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(CLASSES))
 
 
+def filmed(backbone: str, *, norm: float) -> nn.Module:
+    """A tiny backbone with FiLM and a head, as a member of an ensemble has them. It takes images as they are stored."""
+    entry = Entry(name="tiny", factory=f"tests.trainers.tiny_backbones:{backbone}", size=16)
+    return film(Backbone(entry), shape=PHOTOGRAPH, labels=CLASSES, norm=norm)
+
+
 IMAGE: Final = (4, 9, 8)
+PHOTOGRAPH: Final = (12, 12, 3)
 MODELS: Final[dict[str, tuple[Callable[[], nn.Module], Shape]]] = {
     "linear": (lambda: nn.Linear(6, CLASSES), (6,)),
     "no bias": (lambda: nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, CLASSES)), (6,)),
@@ -115,10 +124,14 @@ MODELS: Final[dict[str, tuple[Callable[[], nn.Module], Shape]]] = {
     "convolution used twice": (lambda: convolutions(Twice(nn.Conv2d(4, 4, 3, padding=1))), IMAGE),
     "recipe mlp": (lambda: build({"model": "mlp", "hidden": [8, 5], "shape": [6]}, outputs=CLASSES), (6,)),
     "recipe cnn": (lambda: build({"model": "cnn", "hidden": [5, 4], "shape": [4, 9, 8]}, outputs=CLASSES), IMAGE),
+    "film": (lambda: filmed("tiny", norm=0.0), PHOTOGRAPH),
+    "film of batch norm at a norm": (lambda: filmed("frozen_statistics", norm=8.0), PHOTOGRAPH),
+    "film of instance norm at a norm": (lambda: filmed("instances", norm=8.0), PHOTOGRAPH),
+    "head at a norm": (lambda: last_layer(width=6, labels=CLASSES, norm=8.0), (6,)),
     "unknown layer": (lambda: nn.Sequential(Own(), nn.Linear(6, CLASSES)), (6,)),
 }
-#: Opacus refuses what is overwritten in place, and every layer with buffers.
-NOT_BY_OPACUS: Final = {"overwritten", "frozen batch norm"}
+#: Opacus refuses what is overwritten in place and every layer with buffers, and looks at none in evaluation mode.
+NOT_BY_OPACUS: Final = {"overwritten", "frozen batch norm", "film", "film of batch norm at a norm"}
 
 
 def made(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

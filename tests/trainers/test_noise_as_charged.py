@@ -75,6 +75,11 @@ class Recorder(Noise):
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed.to_bytes(32), releasable=False)
         self.coins: list[tuple[int, float]] = []
+        self.thrown = 0
+
+    def chosen(self, count: int, probability: float) -> NDArray[np.int64]:
+        self.thrown += count
+        return super().chosen(count, probability)
 
     def samples(self, count: int, probability: float, *, times: int) -> Iterator[NDArray[np.int64]]:
         for sample in super().samples(count, probability, times=times):
@@ -201,7 +206,7 @@ def run_of(
     width = WIDE if case.backbones else width
     assert row.module is not None
     module = importlib.import_module(row.module)
-    noise.coins = []
+    noise.coins, noise.thrown = [], 0
     with pytest.MonkeyPatch.context() as patch:
         gradients, followed = watched(module, patch)
         made: Made = module.run(
@@ -218,6 +223,7 @@ def run_of(
                 backbones=case.backbones,
             )
         )
+    assert noise.thrown == sum(count for count, _ in noise.coins), "a coin that belongs to no sample"
     return Ran(
         parameters=parameters, quoted=quoted, slots=slots, coins=noise.coins, made=made, before=before,
         gradients=gradients, followed=followed,

@@ -11,7 +11,8 @@ die=commit      the worker kills itself (-9) when it would commit; die=publish: 
 outage=FOLDER   the worker writes the number of its database process to `reached` in the folder when it is about to
                 commit a release, everything but that done, and goes on when `go` is there; once
 begun=FOLDER    the worker puts `reached` into the folder when it has begun an attempt, and goes on when `go` is there;
-                checked=FOLDER: when it would check what was made
+                checked=FOLDER: when it would check what was made; written=FOLDER: when a commit is written, and not yet
+                durable; staging=FOLDER: so does an attempt that has staged its first file but for the end of it
 pause=commit    the worker stops itself when it would commit, until somebody wakes it; pause=decision: within the
                 transaction that would, with its population locked
 """
@@ -78,7 +79,17 @@ def _eat(file: Path) -> None:
 
 
 def _in_artifacts(module: Any) -> None:
-    write = module.write
+    write, save_file = module.write, module.save_file
+
+    def unfinished(tensors: Any, path: Path, **named: Any) -> None:
+        save_file(tensors, path, **named)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])  # the last of its numbers is not whole
+        _wait(Path(PLANTED["staging"]))
+        path.write_bytes(whole)
+
+    if "staging" in PLANTED:
+        module.save_file = unfinished
 
     def planted(*arguments: Any, **named: Any) -> Any:
         made = write(*arguments, **named)
@@ -147,7 +158,16 @@ def _wait(folder: Path) -> None:
 
 
 def _in_writer(module: Any) -> None:
-    commit = module._Page.commit
+    commit, write = module._Page.commit, module._Page._write
+
+    def written(page: Any, raw: Any) -> None:
+        with raw.pipeline():  # at its end all is sent, which else would wait for the commit
+            write(page, raw)
+        if "release.committed" in page.kinds:
+            _wait(Path(PLANTED["written"]))
+
+    if "written" in PLANTED:
+        module._Page._write = written
 
     def planted(page: Any, connection: Any) -> None:
         folder = Path(PLANTED.get("outage", "/nowhere"))
