@@ -326,12 +326,20 @@ def found(name: str, audit: str) -> Audit:
     return each
 
 
-@pytest.mark.slow
+#: Whose runs train many models: their twins are looked for where time is no matter.
+LENGTHY: Final = {"multi-resolution", "continual-release", "sliding-window", "output-perturbation-as-published"}
+
+
 @pytest.mark.parametrize(
     ("name", "audit", "twin"),
-    [(name, audit, twin) for name, audit, _, twin in EVERY],
-    ids=[f"{name}: {audit}: {what}" for name, audit, what, _ in EVERY],
-)
+    [
+        pytest.param(
+            name, audit, twin, id=f"{name}: {audit}: {what}",
+            marks=pytest.mark.full if name in LENGTHY else pytest.mark.slow,
+        )
+        for name, audit, what, twin in EVERY
+    ],
+)  # fmt: skip
 def test_twins_are_caught(name: str, audit: str, twin: Twin, monkeypatch: Patch) -> None:
     """By counting alone: at the fewest samples of the plan in a population's first audit, three times of three.
 
