@@ -45,7 +45,7 @@ _DECIDED = text(
 )
 _OVER: Final = {
     "budget.exceeded": "Over the lifelong budget.",
-    "task_budget.exceeded": "Over the own budget of a task.",
+    "task_budget.exceeded": "Over a task's own budget; the ε beside is that for life.",
 }
 _ENTRIES = text("SELECT number, hash, body FROM entry WHERE release = :release ORDER BY number LIMIT 200")
 

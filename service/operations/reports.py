@@ -104,7 +104,7 @@ VIOLATED: Final = (
 #: Why releases are refused, in words; a finding that denies has its own title.
 REASONS: Final[Mapping[str, str]] = {
     "budget.exceeded": "over the budget for life",
-    "task_budget.exceeded": "over the own budget of a task",
+    "task_budget.exceeded": "over a task's own budget",
     "schedule.exceeded": "a schedule that no life could pay",
     "schedule.unpaid": "leaning on models that nobody paid for",
     "mechanism.overlap": "somebody in two scopes of one noisy sum",
