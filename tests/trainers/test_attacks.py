@@ -104,8 +104,37 @@ def test_every_audit_has_a_name_of_its_own() -> None:
     assert all(audit.tested <= audit.samples for _, audit in EVERY)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "audit"), EVERY, ids=[f"{name}: {audit.name}" for name, audit in EVERY])
+#: Audits whose row of docs/soundness.md takes too long for a test: runs of each sample, or half a million and more.
+LENGTHY: Final = {
+    ("multi-resolution", "a life at every scale"),
+    ("multi-resolution", "a life at every scale, Gaussian noise"),
+    ("continual-release", "a life of bases and updates"),
+    ("continual-release", "a life of bases and updates, Gaussian noise"),
+    ("sliding-window", "a life of windows"),
+    ("sliding-window", "a life of windows, Gaussian noise"),
+    ("output-perturbation", "weights around a wrong centre"),
+    ("accuracy", "count of right answers"),
+    ("output-perturbation-as-published", "Laplace noise on each coordinate, at our price"),
+    ("output-perturbation-as-published", "Laplace noise on each coordinate, at the paper's price"),
+    ("output-perturbation-as-published", "a Lipschitz constant from the data, at the paper's price"),
+    ("dp-agem-as-published", "a batch turned round, at our price"),
+    ("l2dp-ml-as-published", "the noise is solved for"),
+    ("l2dp-ml-as-published", "a single release is enough"),
+    ("episodic-memory", "projection of one step, canary in the memory"),
+    ("label-release", "label space of a stream, released"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "audit"),
+    [
+        pytest.param(
+            name, audit, id=f"{name}: {audit.name}",
+            marks=pytest.mark.full if (name, audit.name) in LENGTHY else pytest.mark.slow,
+        )
+        for name, audit in EVERY
+    ],
+)  # fmt: skip
 def test_audits_come_to_what_they_should(name: str, audit: Audit) -> None:
     """Smaller versions of docs/soundness.md, at 95 %; the noise is that of every run of the suite."""
     outcome = conduct(audit, samples=audit.tested, noise=Noise.repeatable(1))
@@ -180,27 +209,6 @@ def test_a_single_training_with_far_too_little_noise_is_caught() -> None:
 def figures(checkout: Path) -> list[str]:
     text = (checkout / "docs" / "soundness.md").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if line.count("|") == 11 and line.startswith("| `")]
-
-
-#: Audits whose row of docs/soundness.md takes too long for a test: runs of each sample, or half a million and more.
-LENGTHY: Final = {
-    ("multi-resolution", "a life at every scale"),
-    ("multi-resolution", "a life at every scale, Gaussian noise"),
-    ("continual-release", "a life of bases and updates"),
-    ("continual-release", "a life of bases and updates, Gaussian noise"),
-    ("sliding-window", "a life of windows"),
-    ("sliding-window", "a life of windows, Gaussian noise"),
-    ("output-perturbation", "weights around a wrong centre"),
-    ("accuracy", "count of right answers"),
-    ("output-perturbation-as-published", "Laplace noise on each coordinate, at our price"),
-    ("output-perturbation-as-published", "Laplace noise on each coordinate, at the paper's price"),
-    ("output-perturbation-as-published", "a Lipschitz constant from the data, at the paper's price"),
-    ("dp-agem-as-published", "a batch turned round, at our price"),
-    ("l2dp-ml-as-published", "the noise is solved for"),
-    ("l2dp-ml-as-published", "a single release is enough"),
-    ("episodic-memory", "projection of one step, canary in the memory"),
-    ("label-release", "label space of a stream, released"),
-}
 
 
 @pytest.mark.slow
