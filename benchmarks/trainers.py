@@ -11,7 +11,6 @@ release and prototypes; each is also had alone: `bench trainers steps`, `accurac
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import accuracy, labels, prototypes, shapes
 from benchmarks.measure import at_most, duration, medians, times
+from trainers.ahead import cores
 from trainers.models import build
 from trainers.noise import Noise
 from trainers.private_sgd import Source, train
@@ -40,7 +40,6 @@ HOOKS_STEPS = 1  # of a turn; others take those of their case
 RATE = 1e-3
 COLUMNS = "{:<24}{:>6}{:>14}{:>10}{:>12}{:>12}{:>12}{:>12}"
 HEADINGS = ("model", "batch", "not private", "ours", "one core", "all cores", "ghost", "hooks")
-ALL_CORES = len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +173,7 @@ def on_all_cores(steps: Callable[[], None]) -> Callable[[], None]:
     """With as many threads of torch as there are cores."""
 
     def together() -> None:
-        torch.set_num_threads(ALL_CORES)
+        torch.set_num_threads(cores())
         try:
             steps()
         finally:

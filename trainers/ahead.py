@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
+def cores() -> int:
+    """How many this process may use: in a container perhaps fewer than there are. Not every system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def ahead(items: Iterator[Item], *, most: int) -> Iterator[Iterator[Item]]:
     """The same items in the same order; where torch leaves a core to spare, another thread makes them meanwhile.
@@ -24,7 +29,7 @@ def ahead(items: Iterator[Item], *, most: int) -> Iterator[Iterator[Item]]:
     it, so that as many places to keep them in are enough. What goes wrong in the making is raised where it is asked
     for. It helps since torch, numpy and the cipher let go of Python's lock while they compute.
     """
-    if torch.get_num_threads() >= len(os.sched_getaffinity(0)):
+    if torch.get_num_threads() >= cores():
         yield items
         return
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:

@@ -97,7 +97,7 @@ def readable(whole: Mapping[str, Any]) -> str:
         "",
         *_listed(mechanism["parameters"]),
         "",
-        "By this recipe, which costs nothing unless its mechanism says so:",
+        "By this recipe:",
         "",
         *_listed(whole["recipe"]),
         "",

@@ -143,7 +143,8 @@ def life(database: Database, book: Book, ordinal: int, *, ledger: str = LIFELONG
         if cost is None:
             continue
         moves.append((release.number, release.at, "held", release.id, cost))
-        if release.resolved is not None and release.resolved_at is not None:
+        if release.resolved is not None:
+            assert release.resolved_at is not None, "both are of the same entry"
             moves.append((release.resolved, release.resolved_at, release.status, release.id, cost))
     budget = book.rules.ledgers[ledger]
     committed, holds = budget.nothing, dict[str, Cost]()

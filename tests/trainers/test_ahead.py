@@ -9,7 +9,7 @@ from trainers.ahead import ahead
 
 @pytest.fixture(params=[1, 1000], ids=["no core to spare", "cores to spare"], autouse=True)
 def _cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(request.param)))
+    monkeypatch.setattr("trainers.ahead.cores", lambda: request.param)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 50])
