@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Query
 from sqlalchemy import text
@@ -45,35 +43,21 @@ _SERIOUS: Final = frozenset({"error", "warning"})
 _MATTERS: Final = frozenset({"held", "committed", "expired"})
 
 
-class _Glances:
-    """What was seen of each population, as long as nothing was added to its ledger."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._seen: WeakKeyDictionary[Parts, dict[str, tuple[bytes, dict[str, Any]]]] = WeakKeyDictionary()
-
-    def of(self, parts: Parts, name: str, head: bytes) -> dict[str, Any]:
-        with self._lock:
-            known = self._seen.setdefault(parts, {}).get(name)
-        if known is not None and known[0] == head:
-            return known[1]
-        with parts.books.read(name) as book:
-            found = glance(book)
-            head = book.chain.link.hash
-        with self._lock:
-            self._seen[parts][name] = head, found
-        return found
-
-
-_GLANCES = _Glances()
-
-
 def glance(book: Book) -> dict[str, Any]:
     """A population in a line: how its worst-off datapoint stands, and what needs somebody's eye."""
     return _GLANCED.of(book, None, lambda: _glance(book))
 
 
-_GLANCED: Remembered[dict[str, Any]] = Remembered(64)
+_GLANCED: Remembered[dict[str, Any]] = Remembered(_MOST_POPULATIONS)
+
+
+def _seen(parts: Parts, name: str, head: bytes) -> dict[str, Any]:
+    """A glance at a population, which is opened only if something was added to its ledger."""
+    known = _GLANCED.known(head, None)
+    if known is not None:
+        return known
+    with parts.books.read(name) as book:
+        return glance(book)
 
 
 def _glance(book: Book) -> dict[str, Any]:
@@ -148,7 +132,7 @@ def overview(
         heads = connection.execute(_HEADS, {"most": _MOST_POPULATIONS}).all()
         holds = connection.execute(_HOLDS, {"most": HOLDS_SHOWN}).all()
         signed = evidence.last_signed(connection)
-    seen = [_GLANCES.of(parts, row.name, bytes(row.hash)) for row in heads]
+    seen = [_seen(parts, row.name, bytes(row.hash)) for row in heads]
     seen.sort(key=lambda each: (each["standing"] != "in doubt", each["share_available"], each["name"]))
     findings = by_code(seen)
     verified = verifications.last(parts.database, [each["name"] for each in seen])

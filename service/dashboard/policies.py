@@ -57,12 +57,13 @@ def policy(population: Population, parts: Service, actor: Reader) -> Data:
     if not (reads := may(actor, ledger_api.entries)):
         found = [{**each, "actor": None, "reason": None, "number": None} for each in found]
     with parts.books.read(population) as book:
+        admitted = Counter(each.mechanism for each in book.releases.values() if each.status != "denied")
         return {
             **_standing(book),
             "text": found[0]["text"],
             "versions": found,
-            "mechanisms": _mechanisms(book),
-            "explicit": _admitted(book)[None],
+            "mechanisms": _mechanisms(book, admitted),
+            "explicit": admitted[None],  # by no mechanism
             "reads_ledger": reads,
             "names": keys.names(parts.database, [each["actor"] for each in found]) if reads else {},
             "may_change": may(actor, populations_api.change_policy, populations_api.change_status),
@@ -85,14 +86,8 @@ def _standing(book: Book) -> Data:
     }
 
 
-def _admitted(book: Book) -> Counter[str | None]:
-    """How many releases were admitted by each mechanism; by none are those of explicit charges."""
-    return Counter(release.mechanism for release in book.releases.values() if release.status != "denied")
-
-
-def _mechanisms(book: Book) -> list[Data]:
+def _mechanisms(book: Book, admitted: Counter[str | None]) -> list[Data]:
     """What the policy says of each: accepted, not accepted, or blocked by an audit; with how often it was admitted."""
-    admitted = _admitted(book)
     return [
         {
             "name": each.name,

@@ -118,26 +118,29 @@ class Standing:
 def everybody(book: Book) -> Mapping[History, Standing]:
     """Every cohort with its standing."""
 
-    def found() -> dict[History, Standing]:
-        budget = book.policy.budget
-        of, before = _BEFORE.pop(id(book), (budget, {}))
-        known = before if of == budget else {}  # an entry touches few cohorts; what the others have behind them stays
-        behind = {}
-        for history, datapoints in book.ledger.cohorts.sizes():
-            same = known.get(history)
-            meter = budget.meter(standing(budget, history)) if same is None else same.meter
-            behind[history] = Standing(history, datapoints, meter)
-        _BEFORE[id(book)] = budget, behind  # now the last; one of another book would be as true, a reading has no owner
-        while len(_BEFORE) > _MOST_BEFORE:
-            _BEFORE.popitem(last=False)
-        return behind
+    head, budget = book.chain.link.hash, book.policy.budget
+    seen, of, known = _SEEN.get(id(book), (None, budget, {}))
+    if seen == head:
+        return known
+    if of != budget:
+        known = {}
+    behind = {}
+    for history, datapoints in book.ledger.cohorts.sizes():
+        # An entry touches few cohorts; what the others have behind them follows from their histories, and stays.
+        same = known.get(history)
+        meter = budget.meter(standing(budget, history)) if same is None else same.meter
+        behind[history] = Standing(history, datapoints, meter)
+    _SEEN[id(book)] = head, budget, behind
+    _SEEN.move_to_end(id(book))
+    while len(_SEEN) > _MOST_SEEN:
+        _SEEN.popitem(last=False)
+    return behind
 
-    return _EVERYBODY.of(book, None, found)
 
-
-_EVERYBODY: Remembered[Mapping[History, Standing]] = Remembered(16)
-_BEFORE: OrderedDict[int, tuple[Filter, Mapping[History, Standing]]] = OrderedDict()  # by the book's identity
-_MOST_BEFORE: Final = 64
+#: What was found of a book last, after which entry and by which policy. A head and a history mean the same in every
+#: book, so that nothing goes wrong if one has the identity of another that is gone.
+_SEEN: OrderedDict[int, tuple[bytes, Filter, Mapping[History, Standing]]] = OrderedDict()
+_MOST_SEEN: Final = 64
 
 
 def worst_of_all(book: Book) -> History:

@@ -26,16 +26,23 @@ class Remembered(Generic[Found]):
         self._lock = Lock()
         self._kept: OrderedDict[tuple[bytes, Hashable], Found] = OrderedDict()
 
-    def of(self, book: Book, question: Hashable, find: Callable[[], Found]) -> Found:
-        """What was found before of this very book, or what is found now."""
-        key = (book.chain.link.hash, question)
+    def known(self, head: bytes, question: Hashable) -> Found | None:
+        """What was found of the book with this head, if it is kept: whoever knows the head needs not open the book."""
+        key = (head, question)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
+            return self._kept.get(key)
+
+    def of(self, book: Book, question: Hashable, find: Callable[[], Found]) -> Found:
+        """What was found before of this very book, or what is found now."""
+        head = book.chain.link.hash
+        known = self.known(head, question)
+        if known is not None:
+            return known
         found = find()
         with self._lock:
-            self._kept[key] = found
+            self._kept[head, question] = found
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         return found
