@@ -127,11 +127,11 @@ class Forked:
             os.close(status_end)
         async with _read(errors) as words, _read(status) as numbers:
             lines, line = await asyncio.open_connection(sock=ours, limit=_MOST_LINE)
+            kept = asyncio.create_task(_keep(words, attempt.log))
             ended = False
             number = b""
             try:
                 if number := await numbers.readline():
-                    kept = asyncio.create_task(_keep(words, attempt.log))
                     said = await _listen(lines, line, attempt)
                     code = await numbers.readline()
                     ended = True
@@ -140,7 +140,7 @@ class Forked:
             finally:
                 line.close()
                 if not ended:
-                    await self._end(number, numbers)
+                    await self._end(number, numbers, kept)
         _log.warning("no attempt can be forked, and each is a process that starts from nothing")
         return await ChildProcess().run(attempt)
 
@@ -152,15 +152,19 @@ class Forked:
         with suppress(OSError):  # it ends at this very moment, and whoever waits for an answer reads that there is none
             socket.send_fds(self._nursery.control, [message], descriptors)
 
-    async def _end(self, number: bytes, numbers: asyncio.StreamReader) -> None:
-        """End an attempt that may still run, and know that it is gone."""
+    async def _end(self, number: bytes, numbers: asyncio.StreamReader, kept: asyncio.Task[None]) -> None:
+        """End an attempt that may still run, and know that it is gone: its standard error ends with it."""
+        told = b""
         if number:
             self._send(number.strip())
             with suppress(TimeoutError):
                 async with asyncio.timeout(_END_SECONDS):
-                    await numbers.read()
-                    return
-        self._lose()  # what it forked dies with it
+                    told = await numbers.read()
+        if not told:
+            self._lose()  # what it forked dies with it, a moment later
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await kept
 
     def _lose(self) -> None:
         nursery, self._nursery = self._nursery, None

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -139,9 +140,16 @@ class Asked:
 
 
 def gone(process: psutil.Process | None) -> bool:
-    """Ended, though nobody may have asked yet how."""
+    """Ended, though nobody may have asked yet how; a process lets go of what it holds a moment before it has ended."""
     assert process is not None
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    for _ in range(100):
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def descriptors(process: psutil.Process) -> set[str]:
