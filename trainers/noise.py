@@ -39,7 +39,9 @@ class Noise:
 
     def __init__(self, key: bytes, *, releasable: bool) -> None:
         self._cipher = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-        self._words = np.empty(len(_ZEROS) + _BLOCK, dtype=np.uint8)  # fresh memory would take longer than the cipher
+        # Fresh memory would take longer than the cipher.
+        self._words = np.empty(len(_ZEROS) + _BLOCK, dtype=np.uint8)
+        self._between = torch.empty((3, 0), dtype=torch.float64)
         self.releasable = releasable
 
     @classmethod
@@ -120,15 +122,16 @@ class Noise:
         """Normals into a vector."""
         count, device = len(drawn), drawn.device
         size = max(1, math.ceil(count / max(1, round(count / _CHUNK))))  # alike, since each takes a dozen calls
-        between = torch.empty((3, (size + 1) // 2), dtype=torch.float64, device=device)
+        if self._between.device != device or self._between.shape[1] < (size + 1) // 2:
+            self._between = torch.empty((3, (size + 1) // 2), dtype=torch.float64, device=device)
         for start in range(0, count, size):
             part = drawn[start : start + size]
             pairs = (len(part) + 1) // 2
             self._cipher.update_into(memoryview(_ZEROS)[: 16 * pairs], self._words.data)
             words = torch.from_numpy(self._words[: 16 * pairs].view(np.int64)).to(device)
-            radius, angle, turned = between[:, :pairs]
+            radius, angle, turned = self._between[:, :pairs]
             # Without its sign a word is exact where it is small, which is where the radius is large.
-            radius.copy_(words[:pairs]).abs_().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+            _radii(radius.copy_(words[:pairs]).abs_().add_(0.5).mul_(2.0**-63))
             angle.copy_(words[pairs:]).mul_(math.pi * 2.0**-63)
             torch.mul(radius, torch.cos(angle, out=turned), out=part[:pairs])
             rest = len(part) - pairs
@@ -183,6 +186,17 @@ class Noise:
             uniform = (int(self.words(1)[0]) + 1) * 2.0**-64
             if math.log(uniform) < normal * normal / 2 + rest - rest * cube + rest * math.log(cube):
                 return rest * cube
+
+
+def _radii(uniform: torch.Tensor) -> None:
+    """√(−2 log u) in place; on a processor numpy takes half as long for it as torch."""
+    if uniform.device.type != "cpu":
+        uniform.log_().mul_(-2).sqrt_()
+        return
+    within = uniform.numpy()
+    np.log(within, out=within)
+    np.multiply(within, -2, out=within)
+    np.sqrt(within, out=within)
 
 
 def grid_step(deviation: float) -> float:
