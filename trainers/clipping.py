@@ -163,6 +163,70 @@ def _refuse_moved(module: nn.Module, like: torch.Tensor) -> None:
             hook.remove()
 
 
+@contextmanager
+def wherever_a_row_stands(module: nn.Module, batches: Sequence[torch.Tensor], *, loss: Loss) -> Iterator[None]:
+    """Within the block a network makes the same of a row at every place of batches like these, to the last bit.
+
+    One row more moves others to the next place. If products round otherwise there, as they do where the end of a batch
+    is no whole tile, or at the border of what two threads have, then rows on the kink of a ReLU all change sides at
+    once, and a datapoint moves a sum by more than was paid for. Public rows show it, under weights of chance, which are
+    never all zero; then one thread does the work, and a network that rounds by place even so is refused.
+    """
+    threads = torch.get_num_threads()
+    try:
+        for batch in batches:
+            if _rounds_by_place(module, batch, loss):
+                torch.set_num_threads(1)
+                if _rounds_by_place(module, batch, loss):
+                    raise InvalidInput(
+                        "recipe.physical_batch", len(batch), "a size at which the network rounds alike at every place"
+                    )
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _rounds_by_place(module: nn.Module, like: torch.Tensor, loss: Loss) -> bool:
+    """Whether outputs of trained layers, or what comes back to them, are others at the next place of such a batch."""
+    chance = torch.Generator().manual_seed(0)
+
+    def drawn(shape: Sequence[int], scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, generator=chance).mul_(scale)
+
+    rows = drawn(like.shape).to(like) if like.is_floating_point() else torch.zeros_like(like)
+    parameters = trainable(module)
+    with torch.no_grad():
+        kept = [parameter.clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.copy_(drawn(parameter.shape, scale=max(1, parameter[:1].numel()) ** -0.5))
+    try:
+        there, next_to_it = (_seen_of(module, each, loss) for each in (rows, rows.roll(1, dims=0)))
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(parameters, kept, strict=True):
+                parameter.copy_(before)
+    return not all(torch.equal(one.roll(1, dims=0), other) for one, other in zip(there, next_to_it, strict=True))
+
+
+def _seen_of(module: nn.Module, x: torch.Tensor, loss: Loss) -> list[torch.Tensor]:
+    """The outputs of a network and of its trained layers, and what comes back to those of the layers."""
+    outputs: list[torch.Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda _layer, _went, output: outputs.append(output))
+        for layer in module.modules()
+        if _trained(layer)
+    ]
+    try:
+        with torch.enable_grad():
+            last = module(x)
+            losses = loss(last, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+            back = torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+        return [each.detach() for each in (last, *outputs, *back) if each is not None]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class _Gradient(Protocol):
     """The gradients of one parameter, for all rows."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -152,8 +153,7 @@ class Noise:
 
         def vectors() -> Iterator[torch.Tensor]:
             """The first block has one vector alone, since somebody waits for it."""
-            starts = [0, *range(1, times, together)] if times else []
-            for number, start in enumerate(starts):
+            for number, start in enumerate(chain(range(min(times, 1)), range(1, times, together))):
                 block = blocks[number % len(blocks), : min(together, times - start) if start else 1]
                 own._fill(block.view(-1))
                 yield from block

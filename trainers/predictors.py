@@ -91,6 +91,18 @@ def predict(
     return names[found]
 
 
+def refuse_by_place(released: Sequence[Released], shape: Sequence[int], *, backbones: Backbones, device: str) -> None:
+    """Refuse models that score a row otherwise at the next place of a batch, in however small a digit.
+
+    One row more moves others to the next place, and those on the border of two answers could all change theirs at once.
+    """
+    rows = np.random.default_rng(0).normal(size=(BATCH, *shape)).astype(np.float32)  # public
+    for each in _asked(released):
+        scores = _scorer(each, backbones, device)
+        if not np.array_equal(np.roll(scores(rows), 1, axis=0), scores(np.roll(rows, 1, axis=0))):
+            raise InvalidInput("recipe.models", each.release, "models that score a row alike wherever it stands")
+
+
 def truths(released: Sequence[Released], y: NDArray[Any]) -> NDArray[np.str_]:
     """Labels of the data as these releases name them: what `predict` should have said of each row.
 

@@ -7,6 +7,7 @@ weights. Everything after the noise is post-processing, so the optimiser and `co
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from trainers.ahead import ahead
-from trainers.clipping import ClippedSum, Loss, clipping, cross_entropy, trainable
+from trainers.clipping import ClippedSum, Loss, clipping, cross_entropy, trainable, wherever_a_row_stands
 from trainers.noise import grid_step
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 Gradient: TypeAlias = list[torch.Tensor]
 #: From the noisy gradients of the sources of a step to the one that is followed.
 Combine: TypeAlias = Callable[[Sequence[Gradient]], Gradient]
-#: From the number of a step to the sources that it samples.
+#: From the number of a step to the sources that it samples, always the same ones.
 Schedule: TypeAlias = Callable[[int], Sequence[int]]
 
+_TILE: Final = 32  # rows: batches are of whole tiles, since products round what is left of one otherwise
 _AHEAD: Final = 4  # samples that are drawn and laid out at a time, with their noise
 _LARGE: Final = 1 << 20  # weights: of so many two vectors of noise are enough, and more would be much
 
@@ -94,18 +96,25 @@ class Source:
         return grid_step(self.deviation)
 
     def batch(self, most: int) -> int:
-        """Rows that are computed at a time: a public number that a sample seldom exceeds, but no more than `most`."""
+        """Rows that are computed at a time: a public number of whole tiles.
+
+        As many as a sample seldom exceeds, but no more tiles than `most` rows take.
+        """
         usual = self.rows_per_unit * self.expected
-        return min(most, 32 * math.ceil((usual + 2 * math.sqrt(usual)) / 32))
+        return _TILE * math.ceil(min(most, usual + 2 * math.sqrt(usual)) / _TILE)
 
     def samples(self, noise: Noise, *, times: int) -> Iterator[torch.Tensor]:
-        """Which rows each of so many Poisson samples of the datapoints has. Private."""
+        """Which rows each of so many Poisson samples of the datapoints has. Private.
+
+        Found in the same way whether or not somebody is null, so that it takes no longer where somebody is.
+        """
+        stops = np.cumsum(np.bincount(self.unit, minlength=self.slots))  # of the rows of each slot
+        starts = np.concatenate([[0], stops[:-1]])
         for chosen in noise.samples(self.slots, self.sampling_probability, times=times):
-            rows = chosen
-            if self.rows_per_unit > 1 or len(self.unit) < self.slots:  # else row i is that of datapoint i
-                sampled = np.zeros(self.slots, dtype=np.bool_)
-                sampled[chosen] = True
-                rows = np.flatnonzero(sampled[self.unit])
+            first = starts[chosen]
+            count = stops[chosen] - first
+            before = np.cumsum(count) - count  # rows of the sample that are those of earlier slots
+            rows = np.repeat(first - before, count) + np.arange(count.sum())
             yield torch.from_numpy(rows).to(self.x.device)
 
     def sample(self, noise: Noise) -> torch.Tensor:
@@ -165,14 +174,15 @@ def noisy_gradient(
 ) -> Gradient:
     """(Σ of clipped gradients of a Poisson sample + Gaussian noise) / normaliser, a public constant.
 
-    An empty sample is not special: it is a step of noise alone. A large one is added up in parts of at most
-    `physical_batch` rows, all of one public size, so that what a row adds does not depend on how many others there are;
-    in place of those that are missing stand others that add nothing.
+    An empty sample is not special: it is a step of noise alone. A large one is added up in parts of about
+    `physical_batch` rows, all of one public size, at which a row adds the same wherever it stands and however many
+    others there are; in place of those that are missing stand others that add nothing.
     """
     parameters = trainable(module)
     normals = noise.normals((size_of(parameters),), dtype=torch.float64, device=source.x.device)
-    with clipping(module, loss=loss) as sums:
-        drawn = Drawn.of(source, source.space(source.batch(physical_batch)), source.sample(noise), normals)
+    space = source.space(source.batch(physical_batch))
+    with wherever_a_row_stands(module, [space.x], loss=loss), clipping(module, loss=loss) as sums:
+        drawn = Drawn.of(source, space, source.sample(noise), normals)
         return _noisy_gradient(parameters, source, drawn, sums=sums, normaliser=normaliser or source.expected)
 
 
@@ -225,23 +235,31 @@ def train(
     """Take `steps` noisy steps, each from the sources that `schedule` names (all of them if there is none)."""
     parameters = trainable(module)
     move = OPTIMISERS[optimiser](parameters, learning_rate=learning_rate, momentum=momentum)
-    places = [range(len(sources)) if schedule is None else schedule(step) for step in range(steps)]
-    order = list(chain.from_iterable(places))  # of the gradients
+    everything = range(len(sources))
+
+    def places() -> Iterator[Sequence[int]]:
+        """The sources of each step. Of many steps no list is kept."""
+        return (everything if schedule is None else schedule(step) for step in range(steps))
+
+    times = Counter(dict.fromkeys(everything, steps) if schedule is None else chain.from_iterable(places()))
     size = size_of(parameters)
     most = _AHEAD if size < _LARGE else 2
-    normals = noise.stream(size, times=len(order), kept=most, device=parameters[0].device)
+    normals = noise.stream(size, times=times.total(), kept=most, device=parameters[0].device)
+    samples = [source.samples(noise, times=times[place]) for place, source in enumerate(sources)]
     sizes = [source.batch(physical_batch) for source in sources]
     spaces = {size: [sources[0].space(size) for _ in range(most)] for size in set(sizes)}
 
-    samples = [source.samples(noise, times=order.count(place)) for place, source in enumerate(sources)]
-
     def draws() -> Iterator[Drawn]:
-        for number, place in enumerate(order):
+        for number, place in enumerate(chain.from_iterable(places())):
             space = spaces[sizes[place]][number % most]
             yield Drawn.of(sources[place], space, next(samples[place]), next(normals))
 
-    with clipping(module, loss=loss) as sums, ahead(draws(), most=most) as drawn:
-        for step, sampled in enumerate(places):
+    with (
+        wherever_a_row_stands(module, [space[0].x for space in spaces.values()], loss=loss),
+        clipping(module, loss=loss) as sums,
+        ahead(draws(), most=most) as drawn,
+    ):
+        for step, sampled in enumerate(places()):
             gradients = [
                 _noisy_gradient(parameters, sources[place], next(drawn), sums=sums, normaliser=sources[place].expected)
                 for place in sampled

@@ -17,6 +17,7 @@ from accountant.errors import InvalidInput
 from accountant.events import Adjacency, Gaussian, Laplace, NonPrivate
 from accountant.filters import Filter
 from tests.accountant.strategies import ADJACENCIES
+from trainers import predictors
 from trainers.catalog import mechanism
 from trainers.columns import DataProblem
 from trainers.mechanisms import a_gem, accuracy, fine_tuning
@@ -128,6 +129,17 @@ def test_a_row_is_answered_alike_whoever_else_is_there() -> None:
             facts = measured(given, Noise.repeatable(0), models=(model,), scale=1e-6)
             right.add(round(facts["correct"]) / count)
         assert right in ({0.0}, {1.0})
+
+
+def test_models_that_score_by_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row more, and all that lie between two answers would change theirs."""
+
+    def by_place(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return x * (1 + 1e-6 * np.arange(len(x), dtype=np.float32)[:, None])
+
+    monkeypatch.setattr(predictors, "_scorer", lambda *_: by_place)
+    with pytest.raises(InvalidInput, match=r"recipe.models: expected models that score a row alike wherever it stands"):
+        measured(rows([[1, 0]], ["up"]), Noise.repeatable(0))
 
 
 def test_a_datapoint_of_many_rows_counts_once() -> None:

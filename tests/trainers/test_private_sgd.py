@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from trainers import private_sgd
@@ -19,6 +22,7 @@ from trainers.private_sgd import Adam, Gradient, Sgd, Source, noisy_gradient, tr
 
 SLOTS = 40
 LOOKS = {2, 3}  # rows of zeros that show on which axis rows are
+PLACES = 2  # passes of public rows that show whether places matter
 
 
 def network() -> nn.Module:
@@ -117,6 +121,152 @@ def test_one_more_row_moves_no_large_row_over_the_border_of_two_labels(others: i
     assert moved <= 1 + 1e-4
 
 
+@pytest.mark.parametrize("physical_batch", [1, 7, 8, 50, 250, 512, 4096])
+def test_batches_are_of_whole_tiles(physical_batch: int) -> None:
+    for slots in (1, 40, 3000):
+        size = replace(source(sampling_probability=1.0), slots=slots).batch(physical_batch)
+        assert size % 32 == 0
+        assert size - 32 < physical_batch
+
+
+@pytest.mark.parametrize("physical_batch", [8, 512])
+def test_one_more_row_at_the_front_moves_no_row_over_a_kink(physical_batch: int) -> None:
+    """It moves all others to the next place, where some would round otherwise in a batch of 8: 300 clip norms."""
+    torch.manual_seed(1)
+    module = build({"model": "mlp", "hidden": [3], "shape": [49]}, outputs=2)
+    first = module[1]
+    with torch.no_grad():
+        module[-1].weight.copy_(torch.tensor([[1.0], [-1.0]]).expand(2, 3))
+        weight, bias = first.weight.double(), first.bias.double()
+        x = torch.randn(2000, 49, dtype=torch.float64)
+        on_the_kink = torch.tensor([0.0, -1.0, -1.0]) - (x @ weight.T + bias)
+        x = (x + on_the_kink @ torch.linalg.inv(weight @ weight.T) @ weight).float()
+        filler = torch.randn(8, 49)
+        sides = torch.stack([torch.stack([_at(first, filler, each, place) for place in range(8)]) for each in x])
+    gain = sides - sides.roll(-1, dims=1)
+    rows = torch.cat(
+        [x[gain[:, place].argsort(descending=True)[turn]][None] for turn in range(30) for place in range(8)]
+    )
+    sums = []
+    for given in (rows, torch.cat([torch.zeros(1, 49), rows])):
+        slots = len(rows) + 1
+        found = Source(
+            x=given,
+            y=torch.ones(len(given), dtype=torch.int64),
+            unit=np.arange(slots - len(given), slots),
+            slots=slots,
+            rows_per_unit=1,
+            sampling_probability=1.0,
+            noise_multiplier=1e-6,
+            clip_norm=1.0,
+        )
+        sums.append(
+            flat(noisy_gradient(module, found, Noise.repeatable(0), normaliser=1.0, physical_batch=physical_batch))
+        )
+    assert float((sums[1] - sums[0]).norm()) <= 1 + 1e-4
+
+
+def _at(layer: nn.Module, others: torch.Tensor, row: torch.Tensor, place: int) -> torch.Tensor:
+    """Whether the first unit is on for this row at this place."""
+    batch = others.clone()
+    batch[place] = row
+    return (layer(batch)[place, 0] > 0).float()
+
+
+def test_a_network_that_rounds_by_place_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), ByPlace())
+    before = state(module)
+    with pytest.raises(ValueError, match=r"recipe.physical_batch: expected a size at which .* at every place, got 32"):
+        noisy_gradient(module, source(), Noise.repeatable(0), physical_batch=32)
+    assert all(torch.equal(before[name], each) for name, each in state(module).items())
+
+
+def test_one_thread_does_what_several_would_round_by_place() -> None:
+    threads, by_place = torch.get_num_threads(), ByPlace(from_threads=2)
+    torch.set_num_threads(2)
+    try:
+        noisy_gradient(nn.Sequential(nn.Linear(4, 3), by_place), source(), Noise.repeatable(0))
+        assert by_place.seen[:2] == [2, 2]  # public rows, at two places
+        assert set(by_place.seen[2:]) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+class ByPlace(nn.Module):  # type: ignore[misc]  # torch is not read
+    """Later rows of a batch are larger, where torch has so many threads; it remembers how many."""
+
+    def __init__(self, *, from_threads: int = 1) -> None:
+        super().__init__()
+        self.from_threads, self.seen = from_threads, list[int]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.get_num_threads())
+        by = 1e-6 if torch.get_num_threads() >= self.from_threads else 0.0
+        return x * (1 + by * torch.arange(len(x))[:, None])
+
+
+def test_to_find_a_sample_takes_no_more_where_somebody_is_null() -> None:
+    """A step that looked at every slot only where somebody is null took twice as long, and told so."""
+    peaks = []
+    for without in ((), (7,)):
+        unit = np.delete(np.arange(100_000), without)
+        rows = Rows(slots=100_000, unit=unit, x=np.zeros((len(unit), 1), np.float32), y=np.zeros(len(unit), np.int64))
+        given = Source.of(rows, rows.y, sampling_probability=0.01, noise_multiplier=1.0, clip_norm=1.0)
+        samples = given.samples(FixedCoins(), times=2)
+        first = next(samples)
+        tracemalloc.start()
+        try:
+            assert torch.equal(next(samples), first)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert np.array_equal(unit[first], np.setdiff1d(FixedCoins.HEADS, without))
+    assert max(peaks) < 1.1 * min(peaks) < 100_000
+
+
+class FixedCoins(Noise):
+    """Heads for the same slots, again and again."""
+
+    HEADS = np.arange(0, 100_000, 7)[:1000]
+
+    def __init__(self) -> None:
+        super().__init__(bytes(32), releasable=False)
+
+    def samples(self, _count: int, _probability: float, *, times: int) -> Iterator[NDArray[np.int64]]:
+        return (self.HEADS for _ in range(times))
+
+
+def test_of_many_steps_no_list_is_kept() -> None:
+    """The tenth step of a million takes no more than that of a thousand."""
+
+    class Enough(Exception):
+        pass
+
+    def stop(done: int, _: int) -> None:
+        if done == 10:
+            raise Enough
+
+    peaks = []
+    for steps in (1000, 10**6):
+        tracemalloc.start()
+        try:
+            with pytest.raises(Enough):
+                train(
+                    network(),
+                    [source()],
+                    steps=steps,
+                    noise=Noise.repeatable(0),
+                    optimiser="sgd",
+                    learning_rate=0.1,
+                    progress=stop,
+                )
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+
+
 def test_an_empty_sample_is_a_step_of_noise() -> None:
     nobody = source(without=range(SLOTS), noise_multiplier=2.0)
     drawn = step(nobody) * nobody.expected / (2.0 * 0.7)
@@ -126,8 +276,8 @@ def test_an_empty_sample_is_a_step_of_noise() -> None:
     assert nobody.expected == source().expected  # of slots, not of rows
 
 
-@pytest.mark.parametrize("physical_batch", [4, 512])
-def test_nobody_takes_as_long_as_everybody(physical_batch: int) -> None:
+@pytest.mark.parametrize(("physical_batch", "passes_of_a_step"), [(4, 2), (512, 1)])
+def test_nobody_takes_as_long_as_everybody(physical_batch: int, passes_of_a_step: int) -> None:
     """As many passes, of as many rows, of which as many are weighted."""
     taken = []
     for without in ((), range(SLOTS)):
@@ -140,7 +290,7 @@ def test_nobody_takes_as_long_as_everybody(physical_batch: int) -> None:
         noisy_gradient(module, given, Noise.repeatable(0), physical_batch=physical_batch)
         taken.append((passes, usual))
     assert taken[0] == taken[1]
-    assert sum(size not in LOOKS for size in taken[0][0]) == (SLOTS / 4 if physical_batch == 4 else 1)
+    assert sum(size not in LOOKS for size in taken[0][0]) == PLACES + passes_of_a_step
     assert sum(taken[0][1]) == SLOTS
 
 

@@ -62,7 +62,7 @@ OPTIMISER: Final = (
     Parameter(
         name="physical_batch",
         kind="integer",
-        description="most rows that are worked on at a time; larger samples are added up",
+        description="most rows that are worked on at a time, in whole tiles of 32; larger samples are added up",
         bounds=Bounds(minimum=1, maximum=4096),  # what float32 makes of larger sums is no longer small beside one row
         default=512,
     ),

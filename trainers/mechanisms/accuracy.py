@@ -10,7 +10,7 @@ import torch
 from accountant.errors import InvalidInput
 from trainers.noise import on_grid
 from trainers.ports import Made
-from trainers.predictors import BATCH, NO_LABEL, predict, truths
+from trainers.predictors import BATCH, NO_LABEL, predict, refuse_by_place, truths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,7 @@ def run(run: Run) -> Made:
     released = [run.inputs[f"models.{place}"] for place in range(len(run.recipe["models"]))]
     if len(rows.y) != len(rows):
         raise InvalidInput("data.y", "nothing", "the labels that answers are compared with")
+    refuse_by_place(released, rows.x.shape[1:], backbones=run.backbones, device=run.device)
     answers = predict(
         released,
         _whole_batches(rows),
