@@ -20,7 +20,7 @@ from service.api.context import Parts, Service
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
-from service.dashboard.overview import glance
+from service.dashboard.overview import disproved, glance
 from service.dashboard.pages import HEADERS, address, page
 from service.dashboard.releases import decided, naming_individuals
 from service.dashboard.sessions import utc_now
@@ -178,6 +178,7 @@ def budget(
             "at": stamp(at),
             "status": book.status,
             **_glanced(book),
+            "violations": disproved(actor, reports.violations(book)),
             "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
             "adjacency": book.adjacency,

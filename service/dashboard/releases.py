@@ -20,6 +20,7 @@ from service.api.releases import ReleaseId
 from service.cursors import cursor_of, number_from
 from service.dashboard import labels
 from service.dashboard.decisions import must_be_confirmed
+from service.dashboard.overview import disproved
 from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
@@ -173,6 +174,9 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
             "has_certificate": known.status in certificates.CERTIFIED,
             "job": jobs.of_release(parts.database, release),
             "ran_out": ran_out,
+            "violations": disproved(
+                actor, [each for each in reports.violations(book) if each["mechanism"] == known.mechanism]
+            ),
             "stopped": _stopped(book, known) if known.status == "held" else None,
             "may_settle": known.status == "held"
             and known.expires_at is not None

@@ -18,6 +18,7 @@ from sqlalchemy import text
 
 from accountant import certificates as certified
 from accountant import envelopes
+from accountant.audit.checklist import SPENT_OR_HELD
 from accountant.audit.findings import DEFAULT_VERDICTS, RULES
 from accountant.audit.series import plan_from
 from accountant.audit.standing import findings_in
@@ -272,6 +273,7 @@ def of_release(
     known = book.releases[release]
     promise = _promise(book)
     unmade = any(_left_nothing(document) for _, _, document in documents)
+    disproved = [each for each in violations(book) if each["mechanism"] == known.mechanism]
     decided = [_decision(book, documents[0][2], documents[0][0]) | {"became": "spent" if unmade else known.status}]
     entries = [_entry(book, number, digest, document) for number, digest, document in documents]
     findings = [each for number, _, document in documents for each in _findings(number, document)]
@@ -282,7 +284,10 @@ def of_release(
         "kind": "release",
         "population": book.name,
         "is_made_up": is_made_up(book),
-        "verdict": {"answer": known.status, "text": f"{entries[-1]['text']}"},
+        "verdict": {
+            "answer": known.status,
+            "text": " ".join([entries[-1]["text"], *lifted_in_words(disproved)]),
+        },
         "summary": _summary(book, decided, findings, entries, [] if unmade else ended),
         "actors": _actors(database, [*entries, *policies]),
         "odds": promise.guarantee.odds(),
@@ -333,9 +338,18 @@ def signed(secrets: Secrets, report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(book: Book) -> dict[str, Any]:
-    """Whether everything is inside the promise, at the end of the period, in a sentence."""
-    if violations := book.violations():
-        mechanisms = sorted({audit.mechanism for audit in violations})
+    """Whether everything is inside the promise, at the end of the period; beside it, what audits found and was lifted.
+
+    A lifted violation leaves the answer as it was: somebody who is responsible has said why. It is told all the same.
+    """
+    found = _answer(book)
+    return {**found, "text": " ".join([found["text"], *lifted_in_words(violations(book))])}
+
+
+def _answer(book: Book) -> dict[str, Any]:
+    """Yes, no or open, in a sentence."""
+    if standing := book.violations():
+        mechanisms = sorted({audit.mechanism for audit in standing})
         because = f"an audit refuted {' and '.join(mechanisms)}, by which something was released"
         return {"answer": "no", "text": f"Not for certain: {because}."}
     kept = all(
@@ -354,6 +368,42 @@ def _verdict(book: Book) -> dict[str, Any]:
             "that is still held, is within what was promised to them for life."
         ),
     }
+
+
+def violations(book: Book) -> list[dict[str, Any]]:
+    """What audits found against mechanisms, with how many releases by them left or may leave.
+
+    What a policy lifted is among them, with the version that did, and why.
+    """
+    admitted = Counter(each.mechanism for each in book.releases.values() if each.status in SPENT_OR_HELD)
+    return [
+        {
+            "audit": audit.id,
+            "mechanism": audit.mechanism,
+            "sentence": audit.sentence,
+            "admitted": admitted[audit.mechanism],
+            "lifted": lift is not None,
+            "version": None if lift is None else lift.version,
+            "reason": None if lift is None else lift.reason,
+        }
+        for audit in book.audits.values()
+        if audit.verdict == "violation"
+        for lift in [book.lifts.get(audit.id)]
+    ]
+
+
+def lifted_in_words(found: Iterable[Mapping[str, Any]], where: str = "") -> list[str]:
+    """Of violations that a policy lifted, that it did, and why where that is told."""
+    said = []
+    for each in found:
+        if each["lifted"]:
+            by = "" if not each["admitted"] else ", by which something was released"
+            why = "." if each["reason"] is None else f": {_ended(each['reason'])}"
+            said.append(
+                f"An audit disproved {each['mechanism']}{where}{by}; version {each['version']} of the policy lifted "
+                f"that{why}"
+            )
+    return said
 
 
 def unproved(where: str = "") -> str:
