@@ -321,9 +321,10 @@ def task(
             "entry": book.tasks[name].number,
             "releases_in_all": sum(name in each.tasks for each in book.releases.values()),
         }
+        bound = readings.bound(book)
     return {
         **known,
-        "releases": decided(parts, actor, items),
+        "releases": decided(parts, actor, items, bound=bound),
         "next": None if following is None else cursor_of({"number": following}),
         "labels": labels.of_releases(parts, [each["id"] for each in items if each["status"] in outlooks.ADMITTED]),
     }

@@ -219,7 +219,8 @@ def against(steps: Sequence[Step], budgets: Sequence[Limit]) -> list[dict[str, A
     """
     shown: list[dict[str, Any]] = []
     at, spent, held, budget = "", 0.0, 0.0, budgets[0].epsilon
-    for moved in sorted([*budgets, *steps], key=lambda each: each.number):
+    moments: list[Step | Limit] = [*budgets, *steps]
+    for moved in sorted(moments, key=lambda each: each.number):
         at = max(at, moved.at)
         if isinstance(moved, Step):
             spent, held = moved.spent, moved.held

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -222,6 +222,7 @@ def of_population(
     end = budgets(book, now)
     for each in decisions:
         each["became"] = "spent" if each["release"] in unmade else book.releases[each["release"]].status
+        each["epsilon"]["bound"] = readings.bound(book)  # as sure as it is at the end
     return {
         "title": f"Report on population {population}",
         "kind": "period",
@@ -573,7 +574,7 @@ def _decision(book: Book, document: Mapping[str, Any], number: int) -> dict[str,
         "reasons": [_why(book, with_delta(book, each, decision)) for each in decision["reasons"]],
         "datapoints": decision["datapoints"],
         "trimmed": decision["trimmed"],
-        "epsilon": decision["epsilon"],
+        "epsilon": {**decision["epsilon"], "bound": readings.bound(book)},
         "policy": document["policy"],
     }
 
@@ -586,7 +587,7 @@ def _why(book: Book, reason: Mapping[str, Any]) -> dict[str, Any]:
         return said
     task, epsilon, count = reason["task"], reason["epsilon"], reason["datapoints"]
     whose = "the lifelong budget" if task is None else f"the own budget of task {task!r}"
-    where = "beyond any ε" if epsilon is None else f"to ε ≤ {up(epsilon)}"
+    where = "beyond any ε" if epsilon is None else f"to an ε of {up(epsilon)}"
     more = ", and what it adds to δ is over its share" if reason.get("delta_over") else ""
     text = (
         f"This release would bring {count:,} {book.unit}{'' if count == 1 else 's'} {where}; {whose} is "
