@@ -242,8 +242,8 @@ def forecast_chart(
         end = max([refused.at, now, *(each.at for each in coming)])
         said = (
             f"So far, ε {terms.sign} {raised(last.standing)} is spent and held of a budget of {raised(last.budget)} "
-            f"({terms}). If it goes on like this, {what} {becomes} on {day(end)}: it would bring them to "
-            f"{raised(at_most(refused.standing))}. An extrapolation, no bound."
+            f"({terms}). By the budget alone, if it goes on like this, {what} {becomes} on {day(end)}: it would bring "
+            f"them to {raised(at_most(refused.standing))}. An extrapolation, no bound."
         )
         rows = [[moment(each.at), raised(each.standing), raised(each.budget)] for each in drawn]
         drawn, before = _since_the_first(drawn, end)

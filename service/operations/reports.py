@@ -190,7 +190,7 @@ def of_population(
         if document["at"] >= last:
             break
         if not begun and document["at"] >= first:
-            begun, start = True, None if book is None else budgets(book, now)
+            begun, start = True, None if book is None else budgets(book)
         if book is None:
             book = Book.of(body)
         else:
@@ -217,9 +217,9 @@ def of_population(
     if book is None:
         raise Problem("invalid", f"Population {population!r} did not exist before {last}.", "to")
     if not begun:  # nothing happened
-        start = budgets(book, now)
+        start = budgets(book)
     promise = _promise(book)
-    end = budgets(book, now)
+    end = budgets(book)
     for each in decisions:
         each["became"] = "spent" if each["release"] in unmade else book.releases[each["release"]].status
         each["epsilon"]["bound"] = readings.bound(book)  # as sure as it is at the end
@@ -500,9 +500,9 @@ def _bounds(book: Book) -> str:
     return "Every ε is an upper bound." if book.proof_status == "proved" else UNPROVED
 
 
-def budgets(book: Book, now: datetime) -> dict[str, Any]:
+def budgets(book: Book) -> dict[str, Any]:
     """How the budget stood over all datapoints."""
-    found = readings.distribution(book, at=now) | {"quantiles": readings.quantiles(book)}
+    found = readings.distribution(book) | {"quantiles": readings.quantiles(book)}
     kept = ("budget", "bound", "datapoints", "cohorts", "worst_off", "quantiles", "note")
     return {"number": book.number, **{name: found[name] for name in kept}}
 
