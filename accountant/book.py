@@ -75,6 +75,14 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lift:
+    """Which version of the policy said first that a violation blocks its mechanism no more, and why."""
+
+    version: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A named subset of the population with named parts; it may have a budget of its own."""
 
@@ -164,6 +172,7 @@ class Book:
     arrivals: int = 0  # where the next task of arrivals begins
     audits: dict[str, PlannedAudit] = field(default_factory=dict)  # empirical ones, in the order of their plans
     accepted: set[ProofStatus] = field(default_factory=set)  # by any policy so far
+    lifts: dict[str, Lift] = field(default_factory=dict)  # of the audits that the policy lifted
     _rules: Rules | None = None
 
     @classmethod
@@ -248,6 +257,8 @@ class Book:
                     raise InvalidDocument("policy.budget", policy.budget.epsilon, "at most what it was before")
                 self.policy = policy
                 self.accepted.update(policy.accepts)
+                lift = Lift(version=policy.version, reason=document.get("reason"))
+                self.lifts = {audit: self.lifts.get(audit, lift) for audit in policy.lifted}
                 self._rules = None
             case "population.frozen" | "population.opened" | "population.closed" as kind:
                 self.status = kind.removeprefix("population.").replace("opened", "open")

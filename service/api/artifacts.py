@@ -121,13 +121,12 @@ def card(
 def _made(parts: Parts, release: str) -> tuple[dict[str, Any], Artifact]:
     """The job that committed a release, and what the ledger says of its artifact."""
     population = owner_of(parts, release)
-    row = jobs.of_release(parts.database, release)
+    with parts.books.read(population) as book:
+        row, kept = jobs.of_release(parts.database, book, release), book.releases[release].artifact
     if row is None:
         raise Problem("not-found", f"Release {release} is not of a job: what became of it is with whoever proposed it.")
     if row["status"] != "committed":
         raise Problem("conflict", f"Job {row['id']} is {row['status']}: release {release} has no artifact.")
-    with parts.books.read(population) as book:
-        kept = book.releases[release].artifact
     assert kept is not None, "a job commits with its artifact"
     return row, Artifact(release=release, sha256=kept["sha256"], bytes=kept["bytes"])
 

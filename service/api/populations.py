@@ -30,7 +30,7 @@ from service.api.context import (
 )
 from service.cursors import cursor_of, name_from, number_from
 from service.errors import NotFound
-from service.operations import populations, readings, releases
+from service.operations import outlooks, populations, readings, releases
 from service.operations.individuals import LEAST_RANGE, may_read, names_individuals
 from service.operations.keys import Actor
 from service.schemas import Budget, NewPopulation, NewTask, PolicyChange, PopulationName, StatusChange
@@ -235,14 +235,17 @@ def budget(
     """Spent, held and available over all datapoints, per task and per window, with a forecast.
 
     A pipeline is shown no window of fewer than ten datapoints: there are fewer windows then. Of tasks of so few it is
-    told no reading.
+    told no reading. The forecast is that of the dashboard, by the budgets alone; there is none in the first day.
     """
     with parts.books.read(population) as book:
         if not actor.sees_individuals:
             windows = min(windows, book.size // LEAST_RANGE)
-        found = readings.distribution(book, at=datetime.now(UTC), windows=windows)
+        found = readings.distribution(book, windows=windows)
+        at, least = datetime.now(UTC), 1 if actor.sees_individuals else LEAST_RANGE
+        period = outlooks.lately(book, at=at, least=least)
+        forecast, _ = outlooks.looked_ahead(parts.database, book, period, at=at, least=least)
         tasks = [
             each if may_read(actor, datapoints=each["members"]) else {**each, "epsilon": None, "task_epsilon": None}
             for each in found["tasks"]
         ]
-        return {**found, "tasks": tasks, "quantiles": readings.quantiles(book)}
+        return {**found, "tasks": tasks, "quantiles": readings.quantiles(book), "forecast": forecast}

@@ -38,7 +38,8 @@ from service.dashboard.drawing import (
     time_ticks,
     wide,
 )  # fmt: skip
-from service.dashboard.words import bound, sign
+from service.dashboard.words import bound
+from service.printed import sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +71,11 @@ class Terms:
     def sign(self) -> str:
         """Between ε and its number."""
         return sign(self.proof_status)
+
+    @property
+    def most(self) -> str:
+        """After the name of a column whose numbers are at most so much."""
+        return ", at most" if self.proof_status == "proved" else ""
 
     @property
     def at(self) -> str:
@@ -194,7 +200,7 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
         said += f" Of {len(readings):,} readings, the highest of each stretch is shown."
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
-        columns=["From (UTC)", "Spent, ε ≤", "Held, at most", "Budget, ε"], rows=rows,
+        columns=["From (UTC)", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Budget, ε"], rows=rows,
     )  # fmt: skip
 
 
@@ -236,8 +242,8 @@ def forecast_chart(
         end = max([refused.at, now, *(each.at for each in coming)])
         said = (
             f"So far, ε {terms.sign} {raised(last.standing)} is spent and held of a budget of {raised(last.budget)} "
-            f"({terms}). If it goes on like this, {what} {becomes} on {day(end)}: it would bring them to "
-            f"{raised(at_most(refused.standing))}. An extrapolation, no bound."
+            f"({terms}). By the budget alone, if it goes on like this, {what} {becomes} on {day(end)}: it would bring "
+            f"them to {raised(at_most(refused.standing))}. An extrapolation, no bound."
         )
         rows = [[moment(each.at), raised(each.standing), raised(each.budget)] for each in drawn]
         drawn, before = _since_the_first(drawn, end)
@@ -278,7 +284,7 @@ def forecast_chart(
         rows.append([f"{moment(end)}, {short_for_it}", raised(at_most(refused.standing)), raised(last.budget)])
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
-        columns=["From (UTC)", "Spent and held, ε ≤", "Budget, ε"], rows=rows,
+        columns=["From (UTC)", f"Spent and held, ε {terms.sign}", "Budget, ε"], rows=rows,
     )  # fmt: skip
 
 
@@ -506,7 +512,7 @@ def histogram(
     rows = [[f"{each.lower:.3g} to {raised(max(each.upper, 0.0))}", f"{each.count:,}"] for each in bins]
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
-        columns=["Spent and held, ε ≤", "Datapoints"], rows=rows,
+        columns=[f"Spent and held, ε {terms.sign}", "Datapoints"], rows=rows,
     )  # fmt: skip
 
 
@@ -553,7 +559,7 @@ def bars(
     ]  # fmt: skip
     return figure(
         name=name, title=title, about=said, height=max(1, len(drawn)) * _ROW, marks=marks,
-        columns=["Name", "Spent, ε ≤", "Held, at most", "Available, ε", "Budget, ε"], rows=rows,
+        columns=["Name", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Available, ε", "Budget, ε"], rows=rows,
     )  # fmt: skip
 
 

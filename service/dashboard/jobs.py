@@ -75,9 +75,9 @@ def one(job: JobId, parts: Service, actor: Reader) -> Data:
     }
 
 
-def cancelling(job: JobId, parts: Service, _actor: Canceller) -> Data:
+def cancelling(job: JobId, parts: Service, actor: Canceller) -> Data:
     """The job that would be cancelled."""
-    return jobs.shown(jobs.find(parts.database, job))
+    return jobs_api.get(job, parts, actor)
 
 
 @action(

@@ -60,6 +60,12 @@ def _seen(parts: Parts, name: str, head: bytes) -> dict[str, Any]:
         return glance(book)
 
 
+def disproved(actor: Actor, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Violations as a key is told of them: why one was lifted is for whoever may read the ledger."""
+    told = found if may(actor, ledger_api.entries) else [{**each, "reason": None} for each in found]
+    return [{**each, "text": " ".join([each["sentence"], *reports.lifted_in_words([each])])} for each in told]
+
+
 def _glance(book: Book) -> dict[str, Any]:
     budget = book.policy.budget
     # Whoever reads well below the budget is within it; at the edge, and beyond, the gate itself is asked.
@@ -102,16 +108,7 @@ def _glance(book: Book) -> dict[str, Any]:
         "open_holds": sum(release.status == "held" for release in matters),
         "flagged": flagged,
         "findings": list(found.values()),
-        "violations": [
-            {
-                "audit": audit.id,
-                "mechanism": audit.mechanism,
-                "sentence": audit.sentence,
-                "admitted": sum(release.mechanism == audit.mechanism for release in matters),
-            }
-            for audit in book.audits.values()
-            if audit.verdict == "violation" and audit.id not in book.policy.lifted
-        ],
+        "violations": reports.violations(book),
         "entries": book.number,
     }
 
@@ -133,6 +130,7 @@ def overview(
         holds = connection.execute(_HOLDS, {"most": HOLDS_SHOWN}).all()
         signed = evidence.last_signed(connection)
     seen = [_seen(parts, row.name, bytes(row.hash)) for row in heads]
+    seen = [{**each, "violations": disproved(actor, each["violations"])} for each in seen]
     seen.sort(key=lambda each: (each["standing"] != "in doubt", each["share_available"], each["name"]))
     findings = by_code(seen)
     verified = verifications.last(parts.database, [each["name"] for each in seen])
@@ -181,8 +179,8 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     if not seen:
         return {"answer": "none", "sentence": "Nothing has been promised yet: there are no populations.", "beside": []}
     broken = [name for name, said in verified.items() if not said["ok"]]
-    disproved = [(each["name"], found) for each in seen for found in each["violations"]]
-    used = [(name, found) for name, found in disproved if found["admitted"]]
+    stands = [(each["name"], found) for each in seen for found in each["violations"] if not found["lifted"]]
+    used = [(name, found) for name, found in stands if found["admitted"]]
     reasons = []
     if not_kept := [each["name"] for each in seen if not each["promise_kept"]]:
         reasons.append(f"in {_names(not_kept)} more was charged to somebody than was promised")
@@ -225,13 +223,15 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
             f"{people:,} {has} of {where} {them} than the current policy allows: nothing more is admitted about "
             f"{'it' if people == 1 else 'them'}."
         )
-    for mechanism in sorted({found["mechanism"] for _, found in disproved if not found["admitted"]}):
-        unused = [name for name, found in disproved if found["mechanism"] == mechanism and not found["admitted"]]
+    for mechanism in sorted({found["mechanism"] for _, found in stands if not found["admitted"]}):
+        unused = [name for name, found in stands if found["mechanism"] == mechanism and not found["admitted"]]
         where = _names(list(dict.fromkeys(unused)))
         beside.append(
             f"An audit disproved {mechanism} in {where}, where nothing made by it has left or may leave; it is blocked "
             "there."
         )
+    for each in seen:
+        beside += reports.lifted_in_words(each["violations"], f" in {each['name']}")
     frozen = [each["name"] for each in seen if each["status"] == "frozen"]
     if frozen:
         beside.append(f"{_names(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen: nothing is released from there.")

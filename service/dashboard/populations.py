@@ -20,7 +20,7 @@ from service.api.context import Parts, Service
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
-from service.dashboard.overview import glance
+from service.dashboard.overview import disproved, glance
 from service.dashboard.pages import HEADERS, address, page
 from service.dashboard.releases import decided, naming_individuals
 from service.dashboard.sessions import utc_now
@@ -168,7 +168,7 @@ def budget(
         promise = certified.lifelong(
             promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
         ).guarantee
-        standing = readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN, least=least)
+        standing = readings.distribution(book, windows=windows, tasks=TASKS_SHOWN, least=least)
         worst = readings.worst_of_all(book) if book.size else None
         period = outlooks.lately(book, at=at, least=least)
         admitted = _repeatable(parts, book, actor, like, least=named)
@@ -178,6 +178,7 @@ def budget(
             "at": stamp(at),
             "status": book.status,
             **_glanced(book),
+            "violations": disproved(actor, reports.violations(book)),
             "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
             "adjacency": book.adjacency,
@@ -249,12 +250,10 @@ def _history(
 def _forecast(
     parts: Parts, book: Book, actor: Actor, period: outlooks.Period | None, at: datetime
 ) -> dict[str, Any] | None:
-    """Which planned release is the first to be refused, in words too; one alone is no plan."""
+    """Which planned release is the first to be refused, in words too."""
     least = 1 if actor.sees_individuals else LEAST_RANGE
-    is_plan = period is not None and len(period.releases) >= outlooks.LEAST_RELEASES
-    outlook = outlooks.first_refused(parts.database, book, period, least=least) if period and is_plan else None
-    said = outlooks.forecast(book, period, outlook, at=at)
-    if said is not None and outlook is not None and (refusal := outlook.refusal) is not None:
+    said, refusal = outlooks.looked_ahead(parts.database, book, period, at=at, least=least)
+    if said is not None and refusal is not None:
         first = said["first"]
         series = outlooks.in_words(kind=first["kind"], mechanism=first["mechanism"], tasks=first["tasks"])
         first["text"] = f"{series}, number {first['number']:,} from now,"
@@ -320,9 +319,10 @@ def task(
             "entry": book.tasks[name].number,
             "releases_in_all": sum(name in each.tasks for each in book.releases.values()),
         }
+        bound = readings.bound(book)
     return {
         **known,
-        "releases": decided(parts, actor, items),
+        "releases": decided(parts, actor, items, bound=bound),
         "next": None if following is None else cursor_of({"number": following}),
         "labels": labels.of_releases(parts, [each["id"] for each in items if each["status"] in outlooks.ADMITTED]),
     }

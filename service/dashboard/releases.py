@@ -20,11 +20,12 @@ from service.api.releases import ReleaseId
 from service.cursors import cursor_of, number_from
 from service.dashboard import labels
 from service.dashboard.decisions import must_be_confirmed
+from service.dashboard.overview import disproved
 from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.errors import Problem
-from service.operations import audits, certificates, jobs, keys, releases, reports, statements
+from service.operations import audits, certificates, jobs, keys, readings, releases, reports, statements
 from service.operations.individuals import may_read, names_individuals, without_readings
 from service.operations.keys import Actor
 from service.schemas import Artifact, Commit, Void
@@ -80,7 +81,7 @@ def listed(
             before=number_from(cursor),
             limit=PAGE,
         )
-        unit, proof_status = book.unit, book.proof_status
+        unit, proof_status, bound = book.unit, book.proof_status, readings.bound(book)
         counts: dict[str, int] = {}
         mechanisms: set[str] = set()
         findings: set[str] = set()
@@ -97,12 +98,12 @@ def listed(
         "counts": counts,
         "mechanisms": sorted(mechanisms),
         "findings": sorted(findings),
-        "items": decided(parts, actor, items),
+        "items": decided(parts, actor, items, bound=bound),
         "next": None if following is None else cursor_of({"number": following}),
     }
 
 
-def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]], *, bound: str) -> list[dict[str, Any]]:
     """Releases with from where to where each brought the worst-off, and why one was denied, as its decision said.
 
     Where that is not told to this key, ε is None.
@@ -116,7 +117,7 @@ def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]]) -> lis
         is_told = may_read(actor, datapoints=decision["datapoints"], proposer=body["actor"])
         reasons = (decision if is_told else without_readings(decision))["reasons"]
         found[row.id] = {
-            "epsilon": decision["epsilon"] if is_told else None,
+            "epsilon": {**decision["epsilon"], "bound": bound} if is_told else None,
             "reason": _OVER.get(reasons[0]["code"], reasons[0]["message"]) if reasons else None,
         }
     return [{**each, **found[each["id"]]} for each in listed]
@@ -171,8 +172,11 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
             "leaned_on_by": book.leaning(release),
             "labels": next(iter(labels.of_releases(parts, [release])), None),
             "has_certificate": known.status in certificates.CERTIFIED,
-            "job": jobs.of_release(parts.database, release),
+            "job": jobs.of_release(parts.database, book, release),
             "ran_out": ran_out,
+            "violations": disproved(
+                actor, [each for each in reports.violations(book) if each["mechanism"] == known.mechanism]
+            ),
             "stopped": _stopped(book, known) if known.status == "held" else None,
             "may_settle": known.status == "held"
             and known.expires_at is not None

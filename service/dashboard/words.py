@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup, escape
 
 from accountant.audit.findings import RULES
-from service.printed import down, moment, up
+from service.printed import down, moment, sign, up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -175,15 +175,6 @@ def bound(proof_status: str) -> str:
     ('upper bound', 'claimed, no bound')
     """
     return "upper bound" if proof_status == "proved" else f"{proof_status}, no bound"
-
-
-def sign(proof_status: str) -> str:
-    """What stands between ε and its number, which is at most so much only where that is proved.
-
-    >>> sign("proved"), sign("refuted")
-    ('≤', '=')
-    """
-    return "≤" if proof_status == "proved" else "="
 
 
 def risen(before: float | None, after: float | None) -> str:

@@ -24,7 +24,7 @@ from accountant.canonical import canonical, from_canonical
 from service.errors import NotFound, Problem
 from service.operations import releases
 from service.operations.populations import entry
-from service.operations.readings import finite
+from service.operations.readings import bound, finite
 from service.store import tickets
 from service.store.writer import Decide, Outcome, stamp
 from trainers.catalog.data_documents import belongs_to_others, files, misaddressed, spelled
@@ -273,7 +273,7 @@ def cancel(*, job: str, by: Actor, reason: str | None = None) -> Decide:
         if row["actor"] != by.id and not by.has("officer"):
             raise Problem("forbidden", f"Job {job} was submitted under another key.")
         if row["status"] == "cancelled":
-            return Outcome(bodies=[], status=200, respond=lambda _: _now(connection, job))
+            return Outcome(bodies=[], status=200, respond=lambda _: _now(connection, book, job))
         if row["status"] not in LIVE:
             raise Problem("conflict", f"Job {job} is {row['status']}: there is nothing to cancel.")
         if others := book.leaning(row["release"]):
@@ -281,7 +281,7 @@ def cancel(*, job: str, by: Actor, reason: str | None = None) -> Decide:
             raise Problem("conflict", message)
         bodies = _voided(book, row, because)
         _end(connection, row, "cancelled", at)
-        return Outcome(bodies=bodies, status=200, respond=lambda _: _now(connection, job))
+        return Outcome(bodies=bodies, status=200, respond=lambda _: _now(connection, book, job))
 
     return decide
 
@@ -520,8 +520,8 @@ def counts(database: Database) -> dict[str, int]:
 # ---------------------------------------------------------------- answers
 
 
-def _now(connection: Connection, job: str) -> dict[str, Any]:
-    return shown(dict(connection.execute(_ONE, {"id": job}).mappings().one()))
+def _now(connection: Connection, book: Book, job: str) -> dict[str, Any]:
+    return shown(dict(connection.execute(_ONE, {"id": job}).mappings().one()), book)
 
 
 def find(database: Database, job: str) -> Mapping[str, Any]:
@@ -533,11 +533,11 @@ def find(database: Database, job: str) -> Mapping[str, Any]:
     return dict(row)
 
 
-def of_release(database: Database, release: str) -> dict[str, Any] | None:
+def of_release(database: Database, book: Book, release: str) -> dict[str, Any] | None:
     """The job that makes a release, if it is one that a worker makes."""
     with database.transaction() as connection:
         row = connection.execute(_OF_RELEASE, {"release": release}).mappings().one_or_none()
-    return None if row is None else shown(dict(row))
+    return None if row is None else shown(dict(row), book)
 
 
 def unfinished(database: Database, population: str) -> int:
@@ -548,11 +548,11 @@ def unfinished(database: Database, population: str) -> int:
 
 def page(
     database: Database, *, population: str | None, status: str | None, before: str | None, limit: int
-) -> list[dict[str, Any]]:
-    """The next jobs, newest first."""
+) -> list[Mapping[str, Any]]:
+    """The rows of the next jobs, newest first."""
     asked = {"population": population, "status": status, "before": before, "limit": limit}
     with database.transaction() as connection:
-        return [shown(dict(row)) for row in connection.execute(_PAGE, asked).mappings()]
+        return [dict(row) for row in connection.execute(_PAGE, asked).mappings()]
 
 
 def lines(database: Database, job: str) -> list[dict[str, Any]]:
@@ -594,8 +594,8 @@ def _sentence(status: str, attempt: int, error: str | None, *, is_over: bool) ->
             return "It was cancelled, and its release voided."
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A job as an answer. Nothing in it was computed from data."""
+def shown(row: Mapping[str, Any], book: Book) -> dict[str, Any]:
+    """A job of a population as an answer. Nothing in it was computed from data."""
     finished = row["status"] == "committed"
     return {
         "id": row["id"],
@@ -615,7 +615,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
             "steps": row["steps"],
             "seconds_left": _seconds_left(row),
         },
-        "epsilon": {"after": finite(row["epsilon"]) if row["epsilon"] is not None else None, "bound": "upper"},
+        "epsilon": {"after": finite(row["epsilon"]) if row["epsilon"] is not None else None, "bound": bound(book)},
         "error": row["error"],
         "artifact": (
             {"sha256": row["artifact_sha256"], "uri": row["artifact_uri"], "bytes": row["artifact_bytes"]}

@@ -38,7 +38,7 @@ _TIMES = text(
     "WHERE population.name = :name AND entry.number = ANY(:numbers)"
 )
 _POLICIES = text(
-    "SELECT entry.at, entry.body FROM entry JOIN population ON population.id = entry.population_id "
+    "SELECT entry.number, entry.at, entry.body FROM entry JOIN population ON population.id = entry.population_id "
     "WHERE population.name = :name AND entry.number <= :upto AND entry.kind IN ('population.created', 'policy.changed')"
     " ORDER BY entry.number"
 )
@@ -66,6 +66,15 @@ class Step:
             "spent": finite(self.spent),
             "held": finite(self.held),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The ε that a life was measured against from an entry on."""
+
+    number: int
+    at: str
+    epsilon: float
 
 
 class _Holds:
@@ -183,7 +192,8 @@ def _of_cohort(database: Database, book: Book, ordinal: int, ledger: str) -> lis
         return against(steps, budgets(database, book))
     task = book.tasks[ledger]
     assert task.budget is not None
-    return against(steps, [(times_of(database, book.name, [task.number])[task.number], task.budget.epsilon)])
+    at = times_of(database, book.name, [task.number])[task.number]
+    return against(steps, [Limit(number=task.number, at=at, epsilon=task.budget.epsilon)])
 
 
 def times_of(database: Database, population: str, numbers: Sequence[int]) -> dict[int, str]:
@@ -193,27 +203,29 @@ def times_of(database: Database, population: str, numbers: Sequence[int]) -> dic
         return {row.number: stamp(row.at) for row in rows}
 
 
-def budgets(database: Database, book: Book) -> list[tuple[str, float]]:
+def budgets(database: Database, book: Book) -> list[Limit]:
     """The ε of every policy, and since when: what a life was measured against at a time."""
     with database.transaction() as connection:
         rows = connection.execute(_POLICIES, {"name": book.name, "upto": book.number}).all()
-    return [(stamp(row.at), from_canonical(bytes(row.body))["policy"]["budget"]["epsilon"]) for row in rows]
+    policies = [(row.number, row.at, from_canonical(bytes(row.body))["policy"]) for row in rows]
+    return [Limit(number=number, at=stamp(at), epsilon=policy["budget"]["epsilon"]) for number, at, policy in policies]
 
 
-def against(steps: Sequence[Step], budgets: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+def against(steps: Sequence[Step], budgets: Sequence[Limit]) -> list[dict[str, Any]]:
     """What was spent and held against the budget of each time: a reading wherever one of the three moved.
 
-    Of a very long life the newest part is given, from a reading that sums up what came before.
+    In the order of the ledger: where a clock was set back, an entry is shown no earlier than those before it. Of a very
+    long life the newest part is given, from a reading that sums up what came before.
     """
-    moments: list[tuple[str, int, Step | float]] = [(at, 0, epsilon) for at, epsilon in budgets]
-    moments += [(step.at, step.number, step) for step in steps]
     shown: list[dict[str, Any]] = []
-    spent, held, budget = 0.0, 0.0, budgets[0][1]
-    for at, _, moved in sorted(moments, key=lambda each: each[:2]):
+    at, spent, held, budget = "", 0.0, 0.0, budgets[0].epsilon
+    moments: list[Step | Limit] = [*budgets, *steps]
+    for moved in sorted(moments, key=lambda each: each.number):
+        at = max(at, moved.at)
         if isinstance(moved, Step):
             spent, held = moved.spent, moved.held
         else:
-            budget = moved
+            budget = moved.epsilon
         reading = {"at": at, "spent": finite(spent), "held": finite(held), "budget": budget}
         if shown and shown[-1]["at"] == at:
             shown[-1] = reading

@@ -22,6 +22,7 @@ from service.operations import lives, readings
 from service.operations.releases import Priced, how_often
 from service.operations.remembered import Remembered
 from service.store.writer import stamp
+from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
     from accountant.book import Book, Release
@@ -35,7 +36,10 @@ LEAST_RELEASES: Final = 2  # one alone has no pace
 MOST_TIMES: Final = 10_000
 STEPS_AHEAD: Final = 120
 FARTHEST_DAYS: Final = 36_500.0
-NOTE: Final = "An extrapolation, and no bound: it supposes that the same happens to the same people again and again."
+NOTE: Final = (
+    "An extrapolation by the budgets alone, and no bound: it supposes that the same happens to the same people again "
+    "and again."
+)
 ADMITTED: Final = frozenset({"held", "committed", "expired"})
 
 
@@ -208,9 +212,34 @@ def reached(book: Book, refusal: Refusal) -> Cost:
     return Cost.sum([readings.standing(budget, refusal.history, ledger=refusal.ledger), *before, *last])
 
 
-def forecast(book: Book, period: Period | None, outlook: Outlook | None, *, at: datetime) -> dict[str, Any] | None:
-    """Which release is refused first, when, and how those stand whom it would bring over, as an answer.
+def looked_ahead(
+    database: Database, book: Book, period: Period | None, *, at: datetime, least: int = 1
+) -> tuple[dict[str, Any] | None, Refusal | None]:
+    """The forecast, and the refusal that it names; one release alone is no plan."""
+    is_plan = period is not None and len(period.releases) >= LEAST_RELEASES
+    outlook = first_refused(database, book, period, least=least) if period and is_plan else None
+    return forecast(book, period, outlook, at=at), None if outlook is None else outlook.refusal
 
+
+def refused_at_once(book: Book, mechanisms: Iterable[str | None]) -> list[str]:
+    """Why the gate would refuse what is made by these mechanisms now, whatever budgets have room for, in sentences."""
+    if book.status != "open":
+        return [f"Nothing is admitted {'while it is frozen' if book.status == 'frozen' else 'any more: it is closed'}."]
+    said = []
+    for name in sorted(set(filter(None, mechanisms))):
+        if book.blocking(name):
+            said.append(f"Whatever is made by {name} is refused at once: an audit blocks it.")
+        elif name in CATALOG and (status := CATALOG[name].proof_status) not in book.policy.accepts:
+            said.append(
+                f"Whatever is made by {name} is refused at once: it is {status}, which the policy does not accept."
+            )
+    return said
+
+
+def forecast(book: Book, period: Period | None, outlook: Outlook | None, *, at: datetime) -> dict[str, Any] | None:
+    """Which release is refused first by the budgets alone, when, and whom it would bring over how far, as an answer.
+
+    What is refused for something else, and why, is in `refused_at_once`; the budgets are read as if it were not.
     `left_out` says that there are others, too few to be told of, who may be refused earlier.
     """
     if period is None:
@@ -218,6 +247,7 @@ def forecast(book: Book, period: Period | None, outlook: Outlook | None, *, at: 
     left_out = period.left_out or (outlook is not None and outlook.left_out)
     said = {
         "days": period.days, "releases": len(period.releases), "left_out": left_out, "first": None, "note": NOTE,
+        "refused_at_once": refused_at_once(book, [each.mechanism for each in period.releases]),
     }  # fmt: skip
     if outlook is None or (refusal := outlook.refusal) is None:
         return said
@@ -332,4 +362,5 @@ def repeated(
         "first_refused": fits + 1 if fits < times else None,
         "alike": alike,
         "refused_at": refused_at,
+        "refused_at_once": refused_at_once(book, [known.mechanism]),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -155,24 +154,19 @@ def worst_history(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> Histor
     return max(histories, key=lambda history: budget.meter(standing(budget, history, ledger=ledger)))
 
 
-def distribution(
-    book: Book, *, at: datetime, windows: int = 0, tasks: int | None = None, least: int = 1
-) -> dict[str, Any]:
-    """How the budget stands over all datapoints, over equal windows of arrivals, and where it is going.
+def distribution(book: Book, *, windows: int = 0, tasks: int | None = None, least: int = 1) -> dict[str, Any]:
+    """How the budget stands over all datapoints, and over equal windows of arrivals.
 
     With `tasks`, of so many tasks whose worst-off member has most behind it, worst first, and that have at least so
     many members: their order tells of readings. Else of the first thousand.
     """
-    found = _DISTRIBUTIONS.of(book, (windows, tasks, least), lambda: _distribution(book, windows, tasks, least))
-    worst = reading(book.policy.budget, worst_of_all(book)) if found["cohorts"] else None
-    return {**found, "forecast": None if worst is None else _forecast(book, worst, at)}
+    return _DISTRIBUTIONS.of(book, (windows, tasks, least), lambda: _distribution(book, windows, tasks, least))
 
 
 _DISTRIBUTIONS: Remembered[dict[str, Any]] = Remembered(64)
 
 
 def _distribution(book: Book, windows: int, tasks: int | None, least: int) -> dict[str, Any]:
-    """What of it depends on the book alone."""
     budget = book.policy.budget
     behind = everybody(book)
     cohorts = sorted(behind.values(), key=lambda each: each.meter)
@@ -270,19 +264,3 @@ def _at_shares(values: Sequence[tuple[float, int]]) -> list[float]:
             place += 1
         found.append(ordered[place - 1][0])
     return found
-
-
-def _forecast(book: Book, worst: Reading, at: datetime) -> dict[str, Any] | None:
-    """When the worst-off datapoint runs out if things go on as they went on average: a guess, and no bound.
-
-    None in the first day, of which nothing follows.
-    """
-    days = (at - datetime.fromisoformat(book.created_at)).total_seconds() / 86_400
-    rate = (worst.spent + worst.held) / days if days >= 1 else 0.0
-    if not 0 < rate < math.inf:
-        return None
-    return {
-        "epsilon_per_day": rate,
-        "days_left": min(worst.available / rate, 1e6),
-        "note": "An extrapolation of the average so far, and no bound.",
-    }

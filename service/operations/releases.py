@@ -23,7 +23,7 @@ from service import pre_release
 from service.errors import NotFound, Problem
 from service.operations.individuals import may_read, may_see, without_readings
 from service.operations.populations import entry
-from service.operations.readings import finite, rounded
+from service.operations.readings import bound, finite, rounded
 from service.store.writer import Decide, Outcome, stamp
 from trainers.catalog import mechanism as find_mechanism
 
@@ -280,7 +280,7 @@ def decision_shown(
             "after": rounded(decision.epsilon_after),
             "budget": book.policy.budget.epsilon,
             "delta": book.policy.budget.delta,
-            "bound": "upper",
+            "bound": bound(book),
         },
         "datapoints": decision.datapoints,
         "trimmed": decision.trimmed,
@@ -530,7 +530,11 @@ def detail(
     What stands against it, and what was looked at to find that, follows from its entries in the log.
     """
     decision = body["decision"]
-    shown = {**decision, "reasons": [with_delta(book, each, decision) for each in decision["reasons"]]}
+    shown = {
+        **decision,
+        "epsilon": {**decision["epsilon"], "bound": bound(book)},  # of now: what was proved then may be refuted
+        "reasons": [with_delta(book, each, decision) for each in decision["reasons"]],
+    }
     charges = []
     for charge in body["charges"]:
         scope, _, _ = book.scope(charge["scope"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -18,6 +18,7 @@ from sqlalchemy import text
 
 from accountant import certificates as certified
 from accountant import envelopes
+from accountant.audit.checklist import SPENT_OR_HELD
 from accountant.audit.findings import DEFAULT_VERDICTS, RULES
 from accountant.audit.series import plan_from
 from accountant.audit.standing import findings_in
@@ -189,7 +190,7 @@ def of_population(
         if document["at"] >= last:
             break
         if not begun and document["at"] >= first:
-            begun, start = True, None if book is None else budgets(book, now)
+            begun, start = True, None if book is None else budgets(book)
         if book is None:
             book = Book.of(body)
         else:
@@ -216,11 +217,12 @@ def of_population(
     if book is None:
         raise Problem("invalid", f"Population {population!r} did not exist before {last}.", "to")
     if not begun:  # nothing happened
-        start = budgets(book, now)
+        start = budgets(book)
     promise = _promise(book)
-    end = budgets(book, now)
+    end = budgets(book)
     for each in decisions:
         each["became"] = "spent" if each["release"] in unmade else book.releases[each["release"]].status
+        each["epsilon"]["bound"] = readings.bound(book)  # as sure as it is at the end
     return {
         "title": f"Report on population {population}",
         "kind": "period",
@@ -272,6 +274,7 @@ def of_release(
     known = book.releases[release]
     promise = _promise(book)
     unmade = any(_left_nothing(document) for _, _, document in documents)
+    disproved = [each for each in violations(book) if each["mechanism"] == known.mechanism]
     decided = [_decision(book, documents[0][2], documents[0][0]) | {"became": "spent" if unmade else known.status}]
     entries = [_entry(book, number, digest, document) for number, digest, document in documents]
     findings = [each for number, _, document in documents for each in _findings(number, document)]
@@ -282,7 +285,10 @@ def of_release(
         "kind": "release",
         "population": book.name,
         "is_made_up": is_made_up(book),
-        "verdict": {"answer": known.status, "text": f"{entries[-1]['text']}"},
+        "verdict": {
+            "answer": known.status,
+            "text": " ".join([entries[-1]["text"], *lifted_in_words(disproved)]),
+        },
         "summary": _summary(book, decided, findings, entries, [] if unmade else ended),
         "actors": _actors(database, [*entries, *policies]),
         "odds": promise.guarantee.odds(),
@@ -333,9 +339,18 @@ def signed(secrets: Secrets, report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(book: Book) -> dict[str, Any]:
-    """Whether everything is inside the promise, at the end of the period, in a sentence."""
-    if violations := book.violations():
-        mechanisms = sorted({audit.mechanism for audit in violations})
+    """Whether everything is inside the promise, at the end of the period; beside it, what audits found and was lifted.
+
+    A lifted violation leaves the answer as it was: somebody who is responsible has said why. It is told all the same.
+    """
+    found = _answer(book)
+    return {**found, "text": " ".join([found["text"], *lifted_in_words(violations(book))])}
+
+
+def _answer(book: Book) -> dict[str, Any]:
+    """Yes, no or open, in a sentence."""
+    if standing := book.violations():
+        mechanisms = sorted({audit.mechanism for audit in standing})
         because = f"an audit refuted {' and '.join(mechanisms)}, by which something was released"
         return {"answer": "no", "text": f"Not for certain: {because}."}
     kept = all(
@@ -354,6 +369,42 @@ def _verdict(book: Book) -> dict[str, Any]:
             "that is still held, is within what was promised to them for life."
         ),
     }
+
+
+def violations(book: Book) -> list[dict[str, Any]]:
+    """What audits found against mechanisms, with how many releases by them left or may leave.
+
+    What a policy lifted is among them, with the version that did, and why.
+    """
+    admitted = Counter(each.mechanism for each in book.releases.values() if each.status in SPENT_OR_HELD)
+    return [
+        {
+            "audit": audit.id,
+            "mechanism": audit.mechanism,
+            "sentence": audit.sentence,
+            "admitted": admitted[audit.mechanism],
+            "lifted": lift is not None,
+            "version": None if lift is None else lift.version,
+            "reason": None if lift is None else lift.reason,
+        }
+        for audit in book.audits.values()
+        if audit.verdict == "violation"
+        for lift in [book.lifts.get(audit.id)]
+    ]
+
+
+def lifted_in_words(found: Iterable[Mapping[str, Any]], where: str = "") -> list[str]:
+    """Of violations that a policy lifted, that it did, and why where that is told."""
+    said = []
+    for each in found:
+        if each["lifted"]:
+            by = "" if not each["admitted"] else ", by which something was released"
+            why = "." if each["reason"] is None else f": {_ended(each['reason'])}"
+            said.append(
+                f"An audit disproved {each['mechanism']}{where}{by}; version {each['version']} of the policy lifted "
+                f"that{why}"
+            )
+    return said
 
 
 def unproved(where: str = "") -> str:
@@ -449,9 +500,9 @@ def _bounds(book: Book) -> str:
     return "Every ε is an upper bound." if book.proof_status == "proved" else UNPROVED
 
 
-def budgets(book: Book, now: datetime) -> dict[str, Any]:
+def budgets(book: Book) -> dict[str, Any]:
     """How the budget stood over all datapoints."""
-    found = readings.distribution(book, at=now) | {"quantiles": readings.quantiles(book)}
+    found = readings.distribution(book) | {"quantiles": readings.quantiles(book)}
     kept = ("budget", "bound", "datapoints", "cohorts", "worst_off", "quantiles", "note")
     return {"number": book.number, **{name: found[name] for name in kept}}
 
@@ -523,7 +574,7 @@ def _decision(book: Book, document: Mapping[str, Any], number: int) -> dict[str,
         "reasons": [_why(book, with_delta(book, each, decision)) for each in decision["reasons"]],
         "datapoints": decision["datapoints"],
         "trimmed": decision["trimmed"],
-        "epsilon": decision["epsilon"],
+        "epsilon": {**decision["epsilon"], "bound": readings.bound(book)},
         "policy": document["policy"],
     }
 
@@ -536,7 +587,7 @@ def _why(book: Book, reason: Mapping[str, Any]) -> dict[str, Any]:
         return said
     task, epsilon, count = reason["task"], reason["epsilon"], reason["datapoints"]
     whose = "the lifelong budget" if task is None else f"the own budget of task {task!r}"
-    where = "beyond any ε" if epsilon is None else f"to ε ≤ {up(epsilon)}"
+    where = "beyond any ε" if epsilon is None else f"to an ε of {up(epsilon)}"
     more = ", and what it adds to δ is over its share" if reason.get("delta_over") else ""
     text = (
         f"This release would bring {count:,} {book.unit}{'' if count == 1 else 's'} {where}; {whose} is "

@@ -12,7 +12,7 @@ from accountant.guarantees import Guarantee
 from accountant.ledger import LIFELONG
 from service.operations import readings
 from service.operations.certificates import proof_status
-from service.printed import down, moment, plain, up
+from service.printed import down, moment, plain, sign, up
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def statement(
     *,
     at: str,
 ) -> dict[str, Any]:
-    """The statement, as an answer and as sentences; every ε in it is an upper bound."""
+    """The statement, as an answer and as sentences; `bound` says whether its readings are upper bounds."""
     listed = [found for body in bodies if (found := _released(book, body, ordinal)) is not None]
     promise = certificates.lifelong(
         promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
@@ -102,7 +102,7 @@ def statement(
         "erased": ordinal in book.erased,
         "at": at,
         "entry": {"number": book.number, "hash": book.chain.link.hash.hex()},
-        "bound": "upper",
+        "bound": readings.bound(book),
         "promise": promise.to_json() | {"text": certificates.told(promise.guarantee)},
         "epsilon": shown,
         "delta": book.policy.budget.delta,
@@ -230,13 +230,14 @@ def _sentence(each: Mapping[str, Any]) -> str:
 
 def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarantee) -> dict[str, Any]:
     budget = book.policy.budget
+    most = "at most " if promise.proof_status == "proved" else ""
     raised = (
         "No release that may still leave raises that."
         if shown["held"] == 0
-        else f"Releases that may still leave would raise that by at most {up(shown['held'])}."
+        else f"Releases that may still leave would raise that by {most}{up(shown['held'])}."
     )
     meters = (
-        f"Spent: ε ≤ {up(shown['spent'])}. {raised} "
+        f"Spent: ε {sign(promise.proof_status)} {up(shown['spent'])}. {raised} "
         f"Available: a single further release of at most ε = {down(shown['available'])} would be admitted. Budget: "
         f"ε = {plain(budget.epsilon)} at δ = {plain(budget.delta)}. These are readings of a meter, each rounded "
         "against us. Each answers a question of its own, so they need not add up."

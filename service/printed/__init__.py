@@ -155,6 +155,15 @@ def down(value: float | None) -> str:
     return "∞" if value is None else f"{float(rounded_down(value, digits=3)):.3g}"
 
 
+def sign(proof_status: str) -> str:
+    """What stands between ε and its number, which is at most so much only where that is proved.
+
+    >>> sign("proved"), sign("refuted")
+    ('≤', '=')
+    """
+    return "≤" if proof_status == "proved" else "="
+
+
 def plain(value: float) -> str:
     """A number that somebody chose, as it is: with all of its digits and no others."""
     return repr(float(value)).removesuffix(".0")

@@ -132,6 +132,8 @@ def test_a_violation_blocks_its_mechanism_until_it_is_lifted_by_name() -> None:
     assert [audit.id for audit in diary.book.blocking("dp-sgd")] == ["a2"]
     lift(diary, "a1", "a2")
     assert diary.book.blocking("dp-sgd") == []
+    assert {name: each.version for name, each in diary.book.lifts.items()} == {"a1": 2, "a2": 3}
+    assert {each.reason for each in diary.book.lifts.values()} == {"the fault is mended"}
 
 
 def test_a_violation_may_freeze_in_the_same_entry() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -204,6 +205,27 @@ def test_forecasts_hold_whatever_is_read(
     latest = max([now, *(each.at for each in found)])
     coming = sum(each.at > latest for each in ahead)
     assert len(rows(made)) == (len(found) + coming + 1 if found else 0)
+
+
+def test_no_number_of_a_life_that_is_not_proved_is_written_as_a_bound() -> None:
+    read = [Reading(at=START, spent=1.0, held=0.1, budget=2.0)]
+    for terms, is_bound in ((TERMS, True), (replace(TERMS, proof_status="claimed"), False)):
+        for made in (
+            charts.step_chart(name="c", title="t", terms=terms, readings=read, until=START),
+            charts.forecast_chart(
+                name="c", title="t", terms=terms, readings=read, now=START, ahead=[], what="x",
+                refused=Foreseen(at=START + timedelta(days=1), standing=3.0),
+            ),
+            charts.histogram(name="c", title="t", terms=terms, bins=[Bin(lower=0.0, upper=1.0, count=3)], budget=1.0),
+            charts.bars(
+                name="c", title="t", terms=terms,
+                meters=[Meter(label="a", spent=0.1, held=0.1, available=0.7, budget=1.0)],
+            ),
+        ):  # fmt: skip
+            heads = " ".join(each.text or "" for each in parsed(made).iter("th"))
+            assert ("ε ≤" in heads) == is_bound
+            assert ("at most" in heads) <= is_bound
+            assert ("ε =" in heads) != is_bound
 
 
 def test_a_forecast_climbs_in_steps_to_the_refusal_and_says_which_it_is() -> None:

@@ -18,8 +18,13 @@ from service.operations import outlooks
 from service.operations.populations import MADE_UP, is_made_up
 from service.sweeper import sweep
 from tests.service.harness import Caller, fresh
+from tests.service.test_refuted_evidence import SGD, violated
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+CLAIMED = {
+    "name": "output-perturbation-as-published",
+    "parameters": {"epsilon": 0.1, "weights": 10, "lipschitz": "public"},
+}
 EVERYBODY, HALF = {"ranges": [[0, 40]]}, {"ranges": [[0, 20]]}
 
 
@@ -29,12 +34,17 @@ def pure(scope: dict[str, Any], epsilon: float) -> dict[str, Any]:
 
 @contextmanager
 def history(
-    parts: Parts, *, days: float, epsilon: float = 1.01, tasks: Sequence[tuple[str, dict[str, Any], float | None]] = ()
+    parts: Parts,
+    *,
+    days: float,
+    epsilon: float = 1.01,
+    tasks: Sequence[tuple[str, dict[str, Any], float | None]] = (),
+    **rest: Any,
 ) -> Iterator[tuple[str, made_up.MadeUp]]:
     """A population of 40 that is so many days old."""
     name = fresh("made")
     with made_up.history(parts, name, start=NOW - timedelta(days=days)) as maker:
-        maker.create_population(name, unit="user", epsilon=epsilon, delta=1e-6, preset="pure")
+        maker.create_population(name, unit="user", epsilon=epsilon, delta=1e-6, **{"preset": "pure"} | rest)
         maker.register_count(name, 40)
         for task, members, own in tasks:
             budget = None if own is None else {"epsilon": own, "delta": 1e-7}
@@ -227,6 +237,58 @@ def test_under_a_policy_that_trims_nothing_is_said_to_be_refused(parts: Parts, c
     assert "leaves them out on" in going
     assert "number 4 leaves somebody out" in going
     assert "refused" not in re.sub(r"chart-refused", "", going)
+
+
+def test_what_is_not_open_admits_nothing_whatever_budgets_have_room_for(parts: Parts, call: Caller) -> None:
+    with history(parts, days=10, tasks=[("all", EVERYBODY, None)]) as (name, maker):
+        for days in (8, 4):
+            released(maker, name, timedelta(days=days), **pure({"task": "all"}, 0.2))
+    address = f"/populations/{name}/budget"
+    before = call.ok("GET", f"{address}.json")
+    assert before["forecast"]["refused_at_once"] == before["plan"]["refused_at_once"] == []
+    assert '<p class="lead">If the last 10 days' in call("GET", address).text
+    for status, said in (("frozen", "Nothing is admitted while it is frozen."), ("closed", "admitted any more: it is")):
+        call.ok("POST", f"/v1/populations/{name}/status", {"status": status, "reason": "an audit is under way"})
+        told = call.ok("GET", f"{address}.json")
+        assert told["forecast"]["first"]["number"] == before["forecast"]["first"]["number"]
+        for each in (told["forecast"], told["plan"]):
+            assert len(each["refused_at_once"]) == 1
+            assert said in each["refused_at_once"][0]
+        page = call("GET", address).text
+        going = page[page.index('id="ahead"') :]
+        assert '<p class="lead">By the budget alone, if the last 10 days repeat themselves' in going
+        assert going.index(said) < going.index("is the first to be refused")
+        assert re.search(f"{said}.* By the budget alone:", going[going.index('id="plan-result"') :])
+
+
+def test_what_an_audit_blocks_or_the_policy_does_not_accept_is_refused_at_once(parts: Parts, call: Caller) -> None:
+    with history(parts, days=10, epsilon=8.0, preset="mixed", accepts=["proved", "claimed"]) as (name, maker):
+        for days in (8, 4):
+            for mechanism in (SGD, CLAIMED):
+                released(maker, name, timedelta(days=days), mechanism=mechanism, scope=EVERYBODY)
+        maker.at = NOW - timedelta(days=1)
+        maker.change_policy(name, reason="proofs alone", accepts=["proved"])
+    claimed = f"Whatever is made by {CLAIMED['name']} is refused at once: it is claimed, which the policy does not"
+    assert [each.removesuffix(" accept.") for each in ahead(parts, name)["refused_at_once"]] == [claimed]
+    violated(call, parts, name)
+    blocked = "Whatever is made by dp-sgd is refused at once: an audit blocks it."
+    assert blocked in ahead(parts, name)["refused_at_once"]
+    assert blocked in call("GET", f"/populations/{name}/budget").text
+
+
+def test_there_is_one_forecast(parts: Parts, call: Caller) -> None:
+    """REST and the page tell the same, of nobody whom the key may not see."""
+    with history(parts, days=10) as (name, maker):
+        for days in (8, 4):
+            released(maker, name, timedelta(days=days), **pure(EVERYBODY, 0.01))
+        released(maker, name, timedelta(days=2), **pure({"ranges": [[5, 6]]}, 0.9))
+    key = call.ok("POST", "/v1/keys", {"name": "a pipeline", "roles": ["pipeline"]})["secret"]
+    for headers, datapoints in (({}, 1), ({"Authorization": f"Bearer {key}"}, 39)):
+        page = call.ok("GET", f"/populations/{name}/budget.json", headers=headers)
+        first = call.ok("GET", f"/v1/populations/{name}/budget", headers=headers)["forecast"]["first"]
+        assert "forecast" not in page["budget"]
+        assert (first["datapoints"], first["number"]) == (datapoints, page["forecast"]["first"]["number"])
+        assert first["days_left"] == pytest.approx(page["forecast"]["first"]["days_left"], abs=0.01)
 
 
 # ---------------------------------------------------------------- what is made up

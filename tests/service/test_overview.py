@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,6 +20,18 @@ def alone() -> Iterator[Local]:
     """An installation of its own: what is said here is said of all populations."""
     with local() as running:
         yield running
+
+
+JOB = {
+    "mechanism": {
+        "name": "dp-sgd",
+        "parameters": {"noise_multiplier": 100.0, "sampling_probability": 0.01, "steps": 4, "clip_norm": 1.0},
+    },
+    "recipe": {
+        "model": "linear", "shape": [4], "learning_rate": 0.1, "label_source": "prior", "label_names": ["0", "1"],
+    },
+    "data": {"uri": "nowhere.npz", "x": "x", "y": "y"},
+}  # fmt: skip
 
 
 def seen(service: Local) -> dict[str, Any]:
@@ -108,16 +121,29 @@ def test_what_is_not_proved_or_breaks_a_rule_is_no_yes() -> None:
         assert said["sentence"].startswith("Not for certain. ")
         assert [each["standing"] for each in said["populations"]] == ["in doubt"]
         assert verdict["text"].replace("What was charged", f"What was charged in {name}") in said["sentence"]
+        denied = call.propose(name, ({"task": "t"}, {"kind": "pure_dp", "epsilon": 9.0}))
+        job = call.ok("POST", "/v1/jobs", {**JOB, "population": name, "task": "t"})
         for path in (
             "/overview", f"/populations/{name}/budget", f"/populations/{name}/tasks",
             f"/populations/{name}/task?name=t", f"/populations/{name}/datapoint?ordinal=3",
-            f"/populations/{name}/releases", f"/releases/{release}",
+            f"/populations/{name}/releases", f"/releases/{release}", f"/releases/{denied['id']}", f"/jobs/{job['id']}",
         ):  # fmt: skip
             page = call("GET", path).text.replace("Every ε here is an upper bound", "")
             assert "claimed, no bound" in page, path
-            assert "upper bound" not in page, path
-        assert call.ok("GET", f"/v1/populations/{name}/budget")["bound"] == "none"
-        assert call.ok("GET", f"/v1/populations/{name}/datapoints/3")["bound"] == "none"
+            assert not re.search("upper bound|ε ≤|Held, at most", page), path
+        statement = f"/v1/populations/{name}/datapoints/3/statement"
+        reported = f"/v1/populations/{name}/report"
+        for path in (f"/populations/{name}/policy", f"{reported}?format=html"):
+            assert not re.search("ε ≤|(spent|held),? at most", call("GET", path).text), path
+        words = " ".join(call("GET", f"{statement}?format=text").text.split())
+        assert re.search(r"Spent: ε = 0\. Releases that may still leave would raise that by [\d.]+\.", words)
+        for path in (f"/v1/populations/{name}/budget", f"/v1/populations/{name}/datapoints/3", statement):
+            assert call.ok("GET", path)["bound"] == "none", path
+        for decision in (denied["decision"], call.ok("GET", f"/v1/releases/{release}")["decision"]):
+            assert decision["epsilon"]["bound"] == "none"
+        assert {each["epsilon"]["bound"] for each in call.ok("GET", reported)["report"]["decisions"]} == {"none"}
+        assert call.ok("GET", f"/v1/jobs/{job['id']}")["epsilon"]["bound"] == "none"
+        call.verify(name)
     with local() as doubtful:
         call = doubtful.call
         name = call.population(count=20, findings={"error": "allow"})

@@ -52,3 +52,17 @@ def test_a_life_has_the_times_of_its_entries(call: Caller, parts: Parts) -> None
         steps = lives.life(parts.database, book, 3)
     assert [step.became for step in steps] == ["held", "held", "committed", "voided"]
     assert [step.at for step in steps] == [times[step.number] for step in steps]
+
+
+def test_a_clock_that_was_set_back_takes_nothing_from_a_life() -> None:
+    """Entries count in the order of the ledger, whatever their times are: the last reading is the one of now."""
+    early, late = "2026-01-01T09:59:59.000000Z", "2026-01-01T10:00:00.000000Z"
+    steps = [
+        lives.Step(number=number, at=at, release=f"rel_{number}", became="held", spent=0.0, held=held)
+        for number, at, held in ((2, late, 0.5), (4, early, 1.0))
+    ]
+    limits = [lives.Limit(number=1, at=early, epsilon=3.0), lives.Limit(number=3, at=early, epsilon=2.0)]
+    assert lives.against(steps, limits) == [
+        {"at": early, "spent": 0.0, "held": 0.0, "budget": 3.0},
+        {"at": late, "spent": 0.0, "held": 1.0, "budget": 2.0},
+    ]

@@ -102,6 +102,29 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(
     )
     assert call.ok("GET", f"/v1/populations/{population}")["promise"]["bound"] == "upper"
     call.verify(population)
+    assert_it_is_still_told(call, population, release, audit)
+
+
+def assert_it_is_still_told(call: Caller, population: str, release: str, audit: str) -> None:
+    """Whoever reads of a life is told no less than whoever checks a certificate."""
+    lifted = "An audit disproved dp-sgd, by which something was released; version 2 of the policy lifted that"
+    verdict = call.ok("GET", f"/v1/populations/{population}/report")["report"]["verdict"]
+    assert verdict["answer"] == "yes"
+    assert verdict["text"].endswith(f"{lifted}: mended.")
+    told = call.ok("GET", f"/v1/releases/{release}/report")["report"]["verdict"]
+    assert told["text"].endswith(f"left the house. {lifted}: mended.")
+    key = call.ok("POST", "/v1/keys", {"name": "a pipeline", "roles": ["pipeline"]})["secret"]
+    for headers, why in (({}, ": mended."), ({"Authorization": f"Bearer {key}"}, ".")):
+        overview = call.ok("GET", "/overview.json", headers=headers)
+        [found] = [each for each in overview["violations"] if each["audit"] == audit]
+        assert (found["population"], found["lifted"], found["version"]) == (population, True, 2)
+        assert found["text"].endswith(f"{lifted}{why}")
+        assert f"{lifted.replace('dp-sgd', f'dp-sgd in {population}')}{why}" in overview["beside"]
+        for path in ("/overview", f"/populations/{population}/budget", f"/releases/{release}"):
+            page = call("GET", path, headers=headers).text
+            assert f"{lifted}{why}" in page, path
+            assert f'href="/audits/{audit}"' in page, path
+            assert ("mended" in page) is (why != "."), path
 
 
 def test_a_violation_of_what_was_never_used_changes_no_promise(call: Caller, parts: Parts) -> None:
