@@ -20,14 +20,14 @@ from service.api.context import Parts, Service
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
-from service.dashboard.overview import glance
+from service.dashboard.overview import glance, told
 from service.dashboard.pages import HEADERS, address, page
 from service.dashboard.releases import decided, naming_individuals
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound, Problem
 from service.operations import lives, outlooks, populations, readings, releases, reports, statements
-from service.operations.individuals import LEAST_RANGE
+from service.operations.individuals import LEAST_RANGE, least_told
 from service.operations.keys import Actor
 from service.store.writer import stamp
 
@@ -80,25 +80,28 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
             meters=[_meter(each["name"], each["epsilon"], task_address(population, each["name"]))
                     for each in budget["tasks"]],
         )  # fmt: skip
-    if len(budget["windows"]) > 1:
+    windows = [each for each in budget["windows"] if each["epsilon"] is not None]
+    if len(windows) > 1:
         drawn["windows"] = charts.bars(
             name="windows", title="Windows of arrivals, in their order", terms=terms, order="given",
             meters=[_meter(f"arrivals {each['start']:,} to {each['stop'] - 1:,}", each["epsilon"], None)
-                    for each in budget["windows"]],
+                    for each in windows],
         )  # fmt: skip
     drawn["forecast"] = _forecast_chart(data, now)
     return drawn
 
 
-def bins(budget: Mapping[str, Any], *, over: int, most: float) -> list[charts.Bin]:
+def bins(budget: Mapping[str, Any], *, over: int | None, most: float) -> list[charts.Bin]:
     """The histogram up to the budget; `over` are beyond, and have a bin of their own up to where the worst-off is.
 
-    They are counted in the last bin of the reading.
+    They are counted in the last bin of the reading, which ends there where it is not told how many they are.
     """
     found = [charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"]) for each in budget["histogram"]]
+    last, edge = found[-1], budget["budget"]["epsilon"]
+    if over is None:
+        return [*found[:-1], replace(last, upper=max(edge, most))]
     if not over:
         return found
-    last, edge = found[-1], budget["budget"]["epsilon"]
     within = charts.Bin(lower=last.lower, upper=edge, count=last.count - over)
     return [*found[:-1], within, charts.Bin(lower=edge, upper=max(edge, most), count=over)]
 
@@ -160,7 +163,7 @@ def budget(
 ) -> dict[str, Any]:
     """The policy in words, what it means, how the budget stands and where it is going."""
     at = utc_now()
-    least = 1 if actor.sees_individuals else LEAST_RANGE
+    least = least_told(actor)
     with parts.books.read(population) as book:
         named = 1 if book.policy.named_scopes else least  # of whom a what-if may be asked
         windows = WINDOWS_SHOWN if actor.sees_individuals else min(WINDOWS_SHOWN, book.size // LEAST_RANGE)
@@ -169,7 +172,7 @@ def budget(
             promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
         ).guarantee
         standing = readings.distribution(book, at=at, windows=windows, tasks=TASKS_SHOWN, least=least)
-        worst = readings.worst_of_all(book) if book.size else None
+        worst = readings.worst_of_all(book).history if book.size else None
         period = outlooks.lately(book, at=at, least=least)
         admitted = _repeatable(parts, book, actor, like, least=named)
         asked = like or (admitted[0].id if admitted else None)
@@ -177,7 +180,7 @@ def budget(
             "population": population,
             "at": stamp(at),
             "status": book.status,
-            **_glanced(book),
+            **_glanced(book, actor),
             "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
             "adjacency": book.adjacency,
@@ -188,6 +191,8 @@ def budget(
                 "odds": replace(promise, epsilon=book.policy.budget.epsilon, delta=book.policy.budget.delta).odds(),
             },
             "budget": standing,
+            "left_out": len(standing["tasks"]) < min(TASKS_SHOWN, len(book.tasks))
+            or any(each["epsilon"] is None for each in standing["windows"]),
             "odds_so_far": None
             if standing["worst_off"] is None
             else statements.odds_so_far(book, standing["worst_off"]["spent"]),
@@ -204,9 +209,9 @@ def budget(
         }
 
 
-def _glanced(book: Book) -> dict[str, Any]:
+def _glanced(book: Book, actor: Actor) -> dict[str, Any]:
     """What the overview says of it in a word."""
-    found = glance(book)
+    found = told(glance(book), actor)
     return {name: found[name] for name in ("standing", "room", "over_policy", "promise_kept")}
 
 
@@ -241,7 +246,7 @@ def _history(
     In the ledger of a task with a budget of its own, from its beginning.
     """
     members = book.ledger.cohorts.members(BitMap(range(book.size)), [history])
-    if not actor.sees_individuals and len(members) < LEAST_RANGE:
+    if len(members) < least_told(actor):
         return []
     return lives.of_cohort(parts.database, book, int(members.min()), ledger=ledger)
 
@@ -250,7 +255,7 @@ def _forecast(
     parts: Parts, book: Book, actor: Actor, period: outlooks.Period | None, at: datetime
 ) -> dict[str, Any] | None:
     """Which planned release is the first to be refused, in words too; one alone is no plan."""
-    least = 1 if actor.sees_individuals else LEAST_RANGE
+    least = least_told(actor)
     is_plan = period is not None and len(period.releases) >= outlooks.LEAST_RELEASES
     outlook = outlooks.first_refused(parts.database, book, period, least=least) if period and is_plan else None
     said = outlooks.forecast(book, period, outlook, at=at)
