@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, Field, ValidationError
 from pyroaring import BitMap
 
 from accountant import book as ledger_book
@@ -21,7 +22,7 @@ from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
 from service.dashboard.overview import glance, told
-from service.dashboard.pages import HEADERS, address, page
+from service.dashboard.pages import HEADERS, Refused, address, page, problem_of
 from service.dashboard.releases import decided, naming_individuals
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
@@ -43,8 +44,14 @@ router = APIRouter()
 Visitor = Annotated[Actor, as_in(populations_api.budget)]
 TaskVisitor = Annotated[Actor, as_in(populations_api.get_task)]
 Like = Annotated[str | None, Query(pattern=r"^(rel_[0-9A-Z]{26})?$", description="repeat this release")]
-Times = Annotated[int, Query(ge=1, le=outlooks.MOST_TIMES, description="so often")]
+Times = Annotated[str, Query(max_length=1000, description="so often")]
 TASKS_SHOWN, WINDOWS_SHOWN, LIKE_SHOWN, TASK_PAGE, TASK_RELEASES = 12, 12, 25, 50, 50
+
+
+class WhatIf(BaseModel):
+    """How often a release is repeated."""
+
+    times: Annotated[int, Field(ge=1, le=outlooks.MOST_TIMES)]
 
 
 @router.get("/populations/{population}", include_in_schema=False)
@@ -159,11 +166,16 @@ def task_address(population: str, task: str) -> str:
     draw=_budget_charts,
 )
 def budget(
-    population: Population, parts: Service, actor: Visitor, like: Like = None, times: Times = 20
-) -> dict[str, Any]:
+    population: Population, parts: Service, actor: Visitor, like: Like = None, times: Times = "20"
+) -> dict[str, Any] | Refused:
     """The policy in words, what it means, how the budget stands and where it is going."""
     at = utc_now()
     least = least_told(actor)
+    often, problem = 0, None
+    try:
+        often = WhatIf.model_validate({"times": times}).times
+    except ValidationError as failure:
+        problem = problem_of(failure)
     with parts.books.read(population) as book:
         named = 1 if book.policy.named_scopes else least  # of whom a what-if may be asked
         windows = WINDOWS_SHOWN if actor.sees_individuals else min(WINDOWS_SHOWN, book.size // LEAST_RANGE)
@@ -176,7 +188,7 @@ def budget(
         period = outlooks.lately(book, at=at, least=least)
         admitted = _repeatable(parts, book, actor, like, least=named)
         asked = like or (admitted[0].id if admitted else None)
-        return {
+        data = {
             "population": population,
             "at": stamp(at),
             "status": book.status,
@@ -202,11 +214,13 @@ def budget(
             "history": [] if worst is None else _history(parts, book, actor, worst),
             "worst_ordinal": _member(book, worst) if worst is not None and actor.sees_individuals else None,
             "forecast": _forecast(parts, book, actor, period, at),
+            "query": {"like": asked, "times": times},
             "plan": None
-            if asked is None
-            else outlooks.repeated(parts.database, book, asked, times=times, period=period, at=at, least=named),
+            if asked is None or problem is not None
+            else outlooks.repeated(parts.database, book, asked, times=often, period=period, at=at, least=named),
             "repeatable": [releases.summary(book, release.id) for release in admitted],
         }
+    return data if problem is None else Refused(data=data, problem=problem)
 
 
 def _glanced(book: Book, actor: Actor) -> dict[str, Any]:
