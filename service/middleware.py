@@ -106,8 +106,8 @@ class Gatehouse:
         )
         most = self._settings.upload_bytes if upload else self._settings.body_bytes
         declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > most:
-            raise Problem("too-large", f"The request has {int(declared):,} bytes; at most {most:,} are read.")
+        if declared.isdigit() and float(declared) > most:  # of any number of digits
+            raise Problem("too-large", f"The request has more than {most:,} bytes.")
         read = 0
 
         async def counted() -> Message:

@@ -31,7 +31,7 @@ from service.api.context import (
 from service.cursors import cursor_of, name_from, number_from
 from service.errors import NotFound
 from service.operations import outlooks, populations, readings, releases
-from service.operations.individuals import LEAST_RANGE, may_read, names_individuals
+from service.operations.individuals import LEAST_RANGE, least_told, names_individuals
 from service.operations.keys import Actor
 from service.schemas import Budget, NewPopulation, NewTask, PolicyChange, PopulationName, StatusChange
 from service.store.writer import Decide
@@ -194,7 +194,7 @@ def list_tasks(
 ) -> dict[str, Any]:
     """In the order in which they were made, with what the worst-off member has spent, held and available.
 
-    A pipeline is told no reading of a task of fewer than ten datapoints: they are null then.
+    A pipeline is told no reading that fewer than ten members share: it is null then.
     """
     after = number_from(cursor) or 0
     with parts.books.read(population) as book:
@@ -234,18 +234,21 @@ def budget(
 ) -> dict[str, Any]:
     """Spent, held and available over all datapoints, per task and per window, with a forecast.
 
-    A pipeline is shown no window of fewer than ten datapoints: there are fewer windows then. Of tasks of so few it is
-    told no reading. The forecast is that of the dashboard, by the budgets alone; there is none in the first day.
+    A pipeline is shown no window of fewer than ten datapoints: there are fewer windows then. A reading that fewer than
+    ten share is null for it, and a bin with fewer is part of the bin below it. The forecast is that of the dashboard,
+    by the budgets alone; there is none in the first day.
     """
+    least = least_told(actor)
     with parts.books.read(population) as book:
         if not actor.sees_individuals:
             windows = min(windows, book.size // LEAST_RANGE)
-        found = readings.distribution(book, windows=windows)
-        at, least = datetime.now(UTC), 1 if actor.sees_individuals else LEAST_RANGE
+        found = readings.distribution(book, windows=windows, least=least)
+        at = datetime.now(UTC)
         period = outlooks.lately(book, at=at, least=least)
         forecast, _ = outlooks.looked_ahead(parts.database, book, period, at=at, least=least)
-        tasks = [
-            each if may_read(actor, datapoints=each["members"]) else {**each, "epsilon": None, "task_epsilon": None}
-            for each in found["tasks"]
-        ]
-        return {**found, "tasks": tasks, "quantiles": readings.quantiles(book), "forecast": forecast}
+        return {
+            **found,
+            "quantiles": readings.quantiles(book, least=least),
+            "burn_rate": readings.burn_rate(book, at=at, least=least),
+            "forecast": forecast,
+        }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from accountant.guarantees import Guarantee
@@ -13,7 +14,7 @@ from service.api import datapoints as datapoints_api
 from service.api.context import Service
 from service.api.populations import Population
 from service.dashboard import charts
-from service.dashboard.pages import HEADERS, Asked, action, address, mirror
+from service.dashboard.pages import HEADERS, Asked, Data, Refused, action, address, mirror, problem_of
 from service.dashboard.populations import over_time
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in
@@ -33,19 +34,30 @@ Visitor = Annotated[Actor, as_in(datapoints_api.get, datapoints_api.lookup)]
 PAGE: Final = 100
 
 
+class Place(BaseModel):
+    """Whom a form or an address asks about."""
+
+    ordinal: Annotated[int, Field(ge=0, lt=2**32)]
+
+
 def _shown(
     population: Population,
     parts: Service,
     _actor: Visitor,
-    ordinal: Annotated[int | None, Query(ge=0, lt=2**32)] = None,
+    asked: Annotated[str, Query(alias="ordinal", max_length=1000)] = "",
     before: Annotated[int | None, Query(ge=1, le=2**53, description="entries before this one")] = None,
-) -> dict[str, Any]:
+) -> Data | Refused:
     """One datapoint, or only the question which."""
     with parts.books.read(population) as book:
-        known: dict[str, Any] = {"population": population, "unit": book.unit, "datapoints": book.size, "ordinal": None}
-        if ordinal is None:
+        known: Data = {"population": population, "unit": book.unit, "datapoints": book.size, "ordinal": None}
+        known["query"] = {"ordinal": asked}
+        if not asked:
             return known
-        steps = lives.life(parts.database, book, ordinal)
+        try:
+            ordinal = Place.model_validate({"ordinal": asked}).ordinal
+            steps = lives.life(parts.database, book, ordinal)
+        except (Problem, ValidationError) as failure:
+            return Refused(data=known, problem=problem_of(failure))
         shown = datapoints.shown(book, ordinal, [])
         del shown["charges"]
         budget = book.policy.budget
@@ -123,8 +135,8 @@ async def look_up(asked: Asked) -> RedirectResponse:
         wanted = Key(key=key)
         digest = datapoints.digest(asked.parts.secrets.datapoints, population, wanted.key)
         ordinal = await run_in_threadpool(datapoints.find, asked.parts.database, population, digest)
-    elif given is not None and given.isascii() and given.isdigit() and int(given) < 2**32:
-        ordinal = int(given)
+    elif given is not None:
+        ordinal = Place.model_validate({"ordinal": given}).ordinal
     else:
         raise Problem("invalid", "Give a key, or an ordinal: a whole number from 0.", "key")
     to = address(f"/populations/{population}/datapoint", ordinal=ordinal)

@@ -16,6 +16,7 @@ from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.dashboard.words import since
 from service.operations import evidence, readings, reports, verifications
+from service.operations.individuals import may_read
 from service.operations.keys import Actor
 from service.operations.populations import is_made_up
 from service.operations.remembered import Remembered
@@ -60,6 +61,19 @@ def _seen(parts: Parts, name: str, head: bytes) -> dict[str, Any]:
         return glance(book)
 
 
+def told(glanced: Mapping[str, Any], by: Actor) -> dict[str, Any]:
+    """A glance as this key may take it: without the numbers of a few, and how many are over the policy.
+
+    That somebody has little left is said in a word to everybody: whoever proposes is told so too. What is kept of a
+    glance is for all keys, so this comes after it.
+    """
+    if by.sees_individuals:
+        return dict(glanced)
+    worst = glanced["worst_off"]
+    few = worst is not None and not may_read(by, datapoints=worst["datapoints"])
+    return {**glanced, "over_policy": None, **(dict.fromkeys(("worst_off", "share_available")) if few else {})}
+
+
 def disproved(actor: Actor, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Violations as a key is told of them: why one was lifted is for whoever may read the ledger."""
     told = found if may(actor, ledger_api.entries) else [{**each, "reason": None} for each in found]
@@ -71,7 +85,10 @@ def _glance(book: Book) -> dict[str, Any]:
     # Whoever reads well below the budget is within it; at the edge, and beyond, the gate itself is asked.
     near = [each for each in readings.everybody(book).values() if each.meter > 0.999 * budget.epsilon]
     over = sum(each.datapoints for each in near if not budget.admits(readings.standing(budget, each.history)))
-    worst = readings.shown(readings.reading(budget, readings.worst_of_all(book))) if book.size else None
+    worst = None
+    if book.size:
+        cohort = readings.worst_of_all(book)
+        worst = {**readings.shown(readings.reading(budget, cohort.history)), "datapoints": cohort.datapoints}
     found: dict[str, dict[str, Any]] = {}
     flagged = 0
     matters = [release for release in reversed(book.releases.values()) if release.status in _MATTERS]
@@ -129,9 +146,9 @@ def overview(
         heads = connection.execute(_HEADS, {"most": _MOST_POPULATIONS}).all()
         holds = connection.execute(_HOLDS, {"most": HOLDS_SHOWN}).all()
         signed = evidence.last_signed(connection)
-    seen = [_seen(parts, row.name, bytes(row.hash)) for row in heads]
+    seen = [told(_seen(parts, row.name, bytes(row.hash)), actor) for row in heads]
     seen = [{**each, "violations": disproved(actor, each["violations"])} for each in seen]
-    seen.sort(key=lambda each: (each["standing"] != "in doubt", each["share_available"], each["name"]))
+    seen.sort(key=lambda each: (each["standing"] != "in doubt", _share(each), each["name"]))
     findings = by_code(seen)
     verified = verifications.last(parts.database, [each["name"] for each in seen])
     now = utc_now()
@@ -158,6 +175,12 @@ def overview(
         },
         "checkpoint_seconds": parts.settings.checkpoint_seconds,
     }
+
+
+def _share(seen: Mapping[str, Any]) -> float:
+    """What is available of the budget; by its word if it is not told, so that the order tells no more than the page."""
+    share: float | None = seen["share_available"]
+    return {"exhausted": 0.0, "low": LOW, "inside": 1.0}[seen["room"]] if share is None else share
 
 
 def by_code(seen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

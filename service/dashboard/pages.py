@@ -76,6 +76,14 @@ class Head:
     path: str  # as it was asked for, with its query: the state of the page
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """What a page shows although its address cannot be answered: why not, and its form as it was filled in."""
+
+    data: Data
+    problem: Problem
+
+
 # ---------------------------------------------------------------- declaring
 
 
@@ -87,20 +95,30 @@ def page(
     question: str,
     template: str,
     draw: Callable[[Data], Mapping[str, Any]] | None = None,
-) -> Callable[[Callable[..., Data]], Callable[..., Data]]:
+) -> Callable[[Callable[..., Data | Refused]], Callable[..., Data | Refused]]:
     """Declare a page: the function below gives its data, and says by `as_in` who may see it.
 
-    `draw` makes charts and the like out of the data alone. The path and the path with `.json` show the same.
+    `draw` makes charts and the like out of the data alone. The path and the path with `.json` show the same. What is
+    refused is a problem there, and on the page itself, above the form that asked for it.
     """
 
-    def declare(data: Callable[..., Data]) -> Callable[..., Data]:
+    def declare(data: Callable[..., Data | Refused]) -> Callable[..., Data | Refused]:
         given = Depends(data)
 
         def html(request: Request, shown: Any = given) -> Response:
+            problem = None
+            if isinstance(shown, Refused):
+                shown, problem = shown.data, shown.problem
             drawn = {} if draw is None else draw(shown)
-            return rendered(request, template, title=_title(title, shown), question=question, data=shown, **drawn)
+            status = 200 if problem is None else problem.kind.status
+            return rendered(
+                request, template, title=_title(title, shown), question=question, data=shown, problem=problem,
+                status=status, **drawn,
+            )  # fmt: skip
 
         def as_json(shown: Any = given) -> Response:
+            if isinstance(shown, Refused):
+                raise shown.problem
             return JSONResponse(shown, headers=dict(HEADERS))
 
         _add(router, f"{path}.json", as_json, ["GET"])  # first, or a path that ends in a name would take it for one
@@ -166,7 +184,7 @@ def action(
     title: Title,
     question: str,
     template: str,
-    data: Callable[..., Data],
+    data: Callable[..., Data | Refused],
     draw: Callable[[Data], Mapping[str, Any]] | None = None,
 ) -> Callable[[Callable[[Asked], Awaitable[Done | Response]]], Callable[[Asked], Awaitable[Done | Response]]]:
     """Declare an action: `data` is what its page shows and who may do it, the function below does it.
@@ -180,6 +198,8 @@ def action(
         perform: Callable[[Asked], Awaitable[Done | Response]],
     ) -> Callable[[Asked], Awaitable[Done | Response]]:
         async def sent(request: Request, shown: Any = given) -> Response:
+            if isinstance(shown, Refused):
+                raise shown.problem
             form = await filled(request)
             session = request.state.session
             asked = Asked(request=request, parts=parts_of(request), actor=session.actor, form=form, shown=shown)
@@ -239,6 +259,7 @@ _REFUSED: Final = {
     "less_than": "has to be less than {lt:g}",
     "less_than_equal": "has to be at most {le:g}",
     "int_parsing": "has to be a whole number",
+    "int_parsing_size": "has too many digits",
     "float_parsing": "has to be a number",
     "literal_error": "is none of {expected}",
     "finite_number": "has to be a number that is not infinite",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, Field, ValidationError
 from pyroaring import BitMap
 
 from accountant import book as ledger_book
@@ -20,14 +21,14 @@ from service.api.context import Parts, Service
 from service.api.populations import Population
 from service.cursors import cursor_of, number_from
 from service.dashboard import charts, labels
-from service.dashboard.overview import disproved, glance
-from service.dashboard.pages import HEADERS, address, page
+from service.dashboard.overview import disproved, glance, told
+from service.dashboard.pages import HEADERS, Refused, address, page, problem_of
 from service.dashboard.releases import decided, naming_individuals
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
 from service.errors import NotFound, Problem
 from service.operations import lives, outlooks, populations, readings, releases, reports, statements
-from service.operations.individuals import LEAST_RANGE
+from service.operations.individuals import LEAST_RANGE, least_told
 from service.operations.keys import Actor
 from service.store.writer import stamp
 
@@ -43,8 +44,14 @@ router = APIRouter()
 Visitor = Annotated[Actor, as_in(populations_api.budget)]
 TaskVisitor = Annotated[Actor, as_in(populations_api.get_task)]
 Like = Annotated[str | None, Query(pattern=r"^(rel_[0-9A-Z]{26})?$", description="repeat this release")]
-Times = Annotated[int, Query(ge=1, le=outlooks.MOST_TIMES, description="so often")]
+Times = Annotated[str, Query(max_length=1000, description="so often")]
 TASKS_SHOWN, WINDOWS_SHOWN, LIKE_SHOWN, TASK_PAGE, TASK_RELEASES = 12, 12, 25, 50, 50
+
+
+class WhatIf(BaseModel):
+    """How often a release is repeated."""
+
+    times: Annotated[int, Field(ge=1, le=outlooks.MOST_TIMES)]
 
 
 @router.get("/populations/{population}", include_in_schema=False)
@@ -80,25 +87,28 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
             meters=[_meter(each["name"], each["epsilon"], task_address(population, each["name"]))
                     for each in budget["tasks"]],
         )  # fmt: skip
-    if len(budget["windows"]) > 1:
+    windows = [each for each in budget["windows"] if each["epsilon"] is not None]
+    if len(windows) > 1:
         drawn["windows"] = charts.bars(
             name="windows", title="Windows of arrivals, in their order", terms=terms, order="given",
             meters=[_meter(f"arrivals {each['start']:,} to {each['stop'] - 1:,}", each["epsilon"], None)
-                    for each in budget["windows"]],
+                    for each in windows],
         )  # fmt: skip
     drawn["forecast"] = _forecast_chart(data, now)
     return drawn
 
 
-def bins(budget: Mapping[str, Any], *, over: int, most: float) -> list[charts.Bin]:
+def bins(budget: Mapping[str, Any], *, over: int | None, most: float) -> list[charts.Bin]:
     """The histogram up to the budget; `over` are beyond, and have a bin of their own up to where the worst-off is.
 
-    They are counted in the last bin of the reading.
+    They are counted in the last bin of the reading, which ends there where it is not told how many they are.
     """
     found = [charts.Bin(lower=each["from"], upper=each["to"], count=each["datapoints"]) for each in budget["histogram"]]
+    last, edge = found[-1], budget["budget"]["epsilon"]
+    if over is None:
+        return [*found[:-1], replace(last, upper=max(edge, most))]
     if not over:
         return found
-    last, edge = found[-1], budget["budget"]["epsilon"]
     within = charts.Bin(lower=last.lower, upper=edge, count=last.count - over)
     return [*found[:-1], within, charts.Bin(lower=edge, upper=max(edge, most), count=over)]
 
@@ -156,11 +166,16 @@ def task_address(population: str, task: str) -> str:
     draw=_budget_charts,
 )
 def budget(
-    population: Population, parts: Service, actor: Visitor, like: Like = None, times: Times = 20
-) -> dict[str, Any]:
+    population: Population, parts: Service, actor: Visitor, like: Like = None, times: Times = "20"
+) -> dict[str, Any] | Refused:
     """The policy in words, what it means, how the budget stands and where it is going."""
     at = utc_now()
-    least = 1 if actor.sees_individuals else LEAST_RANGE
+    least = least_told(actor)
+    often, problem = 0, None
+    try:
+        often = WhatIf.model_validate({"times": times}).times
+    except ValidationError as failure:
+        problem = problem_of(failure)
     with parts.books.read(population) as book:
         named = 1 if book.policy.named_scopes else least  # of whom a what-if may be asked
         windows = WINDOWS_SHOWN if actor.sees_individuals else min(WINDOWS_SHOWN, book.size // LEAST_RANGE)
@@ -169,15 +184,15 @@ def budget(
             promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
         ).guarantee
         standing = readings.distribution(book, windows=windows, tasks=TASKS_SHOWN, least=least)
-        worst = readings.worst_of_all(book) if book.size else None
+        worst = readings.worst_of_all(book).history if book.size else None
         period = outlooks.lately(book, at=at, least=least)
         admitted = _repeatable(parts, book, actor, like, least=named)
         asked = like or (admitted[0].id if admitted else None)
-        return {
+        data = {
             "population": population,
             "at": stamp(at),
             "status": book.status,
-            **_glanced(book),
+            **_glanced(book, actor),
             "violations": disproved(actor, reports.violations(book)),
             "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
@@ -189,6 +204,8 @@ def budget(
                 "odds": replace(promise, epsilon=book.policy.budget.epsilon, delta=book.policy.budget.delta).odds(),
             },
             "budget": standing,
+            "left_out": len(standing["tasks"]) < min(TASKS_SHOWN, len(book.tasks))
+            or any(each["epsilon"] is None for each in standing["windows"]),
             "odds_so_far": None
             if standing["worst_off"] is None
             else statements.odds_so_far(book, standing["worst_off"]["spent"]),
@@ -198,16 +215,18 @@ def budget(
             "history": [] if worst is None else _history(parts, book, actor, worst),
             "worst_ordinal": _member(book, worst) if worst is not None and actor.sees_individuals else None,
             "forecast": _forecast(parts, book, actor, period, at),
+            "query": {"like": asked, "times": times},
             "plan": None
-            if asked is None
-            else outlooks.repeated(parts.database, book, asked, times=times, period=period, at=at, least=named),
+            if asked is None or problem is not None
+            else outlooks.repeated(parts.database, book, asked, times=often, period=period, at=at, least=named),
             "repeatable": [releases.summary(book, release.id) for release in admitted],
         }
+    return data if problem is None else Refused(data=data, problem=problem)
 
 
-def _glanced(book: Book) -> dict[str, Any]:
+def _glanced(book: Book, actor: Actor) -> dict[str, Any]:
     """What the overview says of it in a word."""
-    found = glance(book)
+    found = told(glance(book), actor)
     return {name: found[name] for name in ("standing", "room", "over_policy", "promise_kept")}
 
 
@@ -242,7 +261,7 @@ def _history(
     In the ledger of a task with a budget of its own, from its beginning.
     """
     members = book.ledger.cohorts.members(BitMap(range(book.size)), [history])
-    if not actor.sees_individuals and len(members) < LEAST_RANGE:
+    if len(members) < least_told(actor):
         return []
     return lives.of_cohort(parts.database, book, int(members.min()), ledger=ledger)
 
@@ -251,8 +270,7 @@ def _forecast(
     parts: Parts, book: Book, actor: Actor, period: outlooks.Period | None, at: datetime
 ) -> dict[str, Any] | None:
     """Which planned release is the first to be refused, in words too."""
-    least = 1 if actor.sees_individuals else LEAST_RANGE
-    said, refusal = outlooks.looked_ahead(parts.database, book, period, at=at, least=least)
+    said, refusal = outlooks.looked_ahead(parts.database, book, period, at=at, least=least_told(actor))
     if said is not None and refusal is not None:
         first = said["first"]
         series = outlooks.in_words(kind=first["kind"], mechanism=first["mechanism"], tasks=first["tasks"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import MAXYEAR, UTC, date, datetime, timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from service.api import reports as reports_api
 from service.api.context import Service
 from service.api.populations import Population
-from service.dashboard.pages import Data, address, page
+from service.dashboard.pages import Data, Refused, address, page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in
 from service.errors import Problem
@@ -18,7 +18,6 @@ from service.operations.keys import Actor
 
 router = APIRouter()
 Reader = Annotated[Actor, as_in(reports_api.of_population)]
-Day = Annotated[str, Query(max_length=10)]
 _MONTHS = ("January to March", "April to June", "July to September", "October to December")
 
 
@@ -33,27 +32,34 @@ def choose(
     population: Population,
     parts: Service,
     _actor: Reader,
-    since: Annotated[str, Query(alias="from", max_length=10)] = "",
-    until: Annotated[str, Query(alias="to", max_length=10)] = "",
-) -> Data:
+    since: Annotated[str, Query(alias="from", max_length=1000)] = "",
+    until: Annotated[str, Query(alias="to", max_length=1000)] = "",
+) -> Data | Refused:
     """A period, and where its document is."""
     today = utc_now().date()
-    first, last = _day("from", since), _day("to", until)
-    if first is not None and last is not None and first > last:
-        raise Problem("invalid", "The period ends before it begins.", "from")
     with parts.books.read(population) as book:
         created_at, entries = book.created_at, book.number
-    return {
+    data: Data = {
         "population": population,
         "created_at": created_at,
         "entries": entries,
         "query": {"from": since, "to": until},
-        "documents": None if first is None and last is None else documents(population, first, last),
+        "documents": None,
         "quarters": [
             {**each, "to_page": address(f"/populations/{population}/report", **each["period"])}
             for each in _quarters(today, created_at)
         ],
     }
+    try:
+        first, last = _day("from", since), _day("to", until)
+        if first is not None and last is not None and first > last:
+            raise Problem("invalid", "The period ends before it begins.", "from")  # noqa: TRY301
+    except Problem as problem:
+        return Refused(data=data, problem=problem)
+    if first is not None or last is not None:
+        data["query"] = {name: "" if day is None else day.isoformat() for name, day in (("from", first), ("to", last))}
+        data["documents"] = documents(population, first, last)
+    return data
 
 
 def documents(population: str, first: date | None, last: date | None) -> dict[str, str]:
@@ -100,9 +106,12 @@ def _day(name: str, words: str) -> date | None:
     if not words:
         return None
     try:
-        return date.fromisoformat(words)
+        day = date.fromisoformat(words)
     except ValueError:
         raise Problem("invalid", f"{words!r} is not a day: write it like 2026-03-31.", name) from None
+    if day.year == MAXYEAR:  # a period ends on the day after its last, which calendars must have
+        raise Problem("invalid", f"{day} is too late.", name)
+    return day
 
 
 @router.get("/populations/{population}/report/document.json", include_in_schema=False, tags=["document"])

@@ -1,4 +1,8 @@
-"""Whom a key is told of: officers and auditors of anybody, all others of no fewer than ten datapoints together."""
+"""Whom a key is told of: officers and auditors of anybody, all others of no fewer than ten datapoints together.
+
+A reading is told to those others where ten or more datapoints share the history that it is of: in a population, a
+task, a window or a forecast. A release is told to them as it was decided, where it touched ten or more.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ if TYPE_CHECKING:
 
     from service.operations.keys import Actor
 
-#: Datapoints of the shortest range, of the smallest window and of the smallest scope that a pipeline is told about.
+#: Datapoints of the shortest range, of the smallest window and scope, and with the rarest history, that a pipeline is
+#: told about.
 LEAST_RANGE: Final = 10
 _OF_FEW: Final = "The budget of some has no room; of so few datapoints no number is told to this key."
 
@@ -44,12 +49,17 @@ def may_see(by: Actor, scope: Mapping[str, Any], *, proposer: str) -> bool:
     return by.sees_individuals or is_own or not names_individuals(scope)
 
 
+def least_told(by: Actor) -> int:
+    """How many datapoints must share a history before a key is told what they have behind them."""
+    return 1 if by.sees_individuals else LEAST_RANGE
+
+
 def may_read(by: Actor, *, datapoints: int, proposer: str | None = None) -> bool:
     """Whether readings of the worst-off of so many may be told to a key.
 
     Who proposed a release was told its decision in the answer, and may read it again.
     """
-    return by.sees_individuals or datapoints >= LEAST_RANGE or proposer == by.id
+    return datapoints >= least_told(by) or proposer == by.id
 
 
 def without_readings(decision: Mapping[str, Any]) -> dict[str, Any]:

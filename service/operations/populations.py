@@ -17,7 +17,7 @@ from accountant.guarantees import Guarantee
 from service.cursors import cursor_of
 from service.errors import Problem
 from service.operations import readings
-from service.operations.individuals import may_read
+from service.operations.individuals import least_told
 from service.store.once import ALREADY_THERE, Answers, once
 from service.store.writer import Answer, Decide, Idempotency, Outcome, stamp
 
@@ -247,10 +247,10 @@ def task_shown(
 ) -> dict[str, Any]:
     """A task with what is spent, held and available in it, of the worst-off member.
 
-    Of the tasks that it shares datapoints with at most so many are shown; `overlaps_next` says where they go on. Of few
-    members, readings are for who may see individuals.
+    Of the tasks that it shares datapoints with at most so many are shown; `overlaps_next` says where they go on. A
+    reading that few members share is for who may see individuals.
     """
-    is_told = may_read(by, datapoints=len(task.members))
+    least = least_told(by)
     found = list(islice(book.overlaps(task, after=overlaps_after), most_overlaps + 1))
     overlaps = found[:most_overlaps]
     return {
@@ -258,9 +258,9 @@ def task_shown(
         "population": book.name,
         "members": len(task.members),
         "parts": {name: len(part) for name, part in task.parts.items()},
-        "epsilon": readings.worst_off(book, task.members) if is_told else None,
+        "epsilon": readings.worst_off(book, task.members, least=least),
         "budget": None if task.budget is None else {"epsilon": task.budget.epsilon, "delta": task.budget.delta},
-        "task_epsilon": readings.worst_off(book, task.members, ledger=task.name) if task.budget and is_told else None,
+        "task_epsilon": readings.worst_off(book, task.members, ledger=task.name, least=least) if task.budget else None,
         "overlaps": [{"task": other.name, "datapoints": count} for other, count in overlaps],
         "overlaps_next": cursor_of({"number": overlaps[-1][0].number}) if len(found) > most_overlaps else None,
     }

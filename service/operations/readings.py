@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from pyroaring import BitMap
@@ -100,9 +102,14 @@ def shown(given: Reading) -> dict[str, Any]:
     }
 
 
-def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> dict[str, Any]:
-    """The reading of the datapoint of a scope that has most behind it."""
-    return shown(reading(book.rules.ledgers[ledger], worst_history(book, scope, ledger=ledger), ledger=ledger))
+def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG, least: int = 1) -> dict[str, Any] | None:
+    """The reading of the datapoint of a scope that has most behind it; None if fewer than `least` share its history."""
+    budget = book.rules.ledgers[ledger]
+    history, sharing = max(
+        book.ledger.cohorts.touched(scope),
+        key=lambda each: (budget.meter(standing(budget, each[0], ledger=ledger)), each[1]),
+    )
+    return shown(reading(budget, history, ledger=ledger)) if sharing >= least else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +136,11 @@ def everybody(book: Book) -> Mapping[History, Standing]:
         same = known.get(history)
         meter = budget.meter(standing(budget, history)) if same is None else same.meter
         behind[history] = Standing(history, datapoints, meter)
-    _SEEN[id(book)] = head, budget, behind
-    _SEEN.move_to_end(id(book))
-    while len(_SEEN) > _MOST_SEEN:
-        _SEEN.popitem(last=False)
+    with _SEEING:
+        _SEEN[id(book)] = head, budget, behind
+        _SEEN.move_to_end(id(book))
+        while len(_SEEN) > _MOST_SEEN:
+            _SEEN.popitem(last=False)
     return behind
 
 
@@ -140,25 +148,24 @@ def everybody(book: Book) -> Mapping[History, Standing]:
 #: book, so that nothing goes wrong if one has the identity of another that is gone.
 _SEEN: OrderedDict[int, tuple[bytes, Filter, Mapping[History, Standing]]] = OrderedDict()
 _MOST_SEEN: Final = 64
+_SEEING = Lock()
 
 
-def worst_of_all(book: Book) -> History:
-    """The history of the datapoint that has most behind it; there must be one."""
-    return max(everybody(book).values(), key=lambda each: each.meter).history
+def worst_of_all(book: Book) -> Standing:
+    """The cohort that has most behind it, of several the largest; there must be one."""
+    return max(everybody(book).values(), key=_badly)
 
 
-def worst_history(book: Book, scope: Scope, *, ledger: str = LIFELONG) -> History:
-    """The history of the datapoint of a scope that has most behind it."""
-    budget = book.rules.ledgers[ledger]
-    histories = [history for history, _ in book.ledger.cohorts.touched(scope)]
-    return max(histories, key=lambda history: budget.meter(standing(budget, history, ledger=ledger)))
+def _badly(cohort: Standing) -> tuple[float, int]:
+    return cohort.meter, cohort.datapoints
 
 
 def distribution(book: Book, *, windows: int = 0, tasks: int | None = None, least: int = 1) -> dict[str, Any]:
     """How the budget stands over all datapoints, and over equal windows of arrivals.
 
-    With `tasks`, of so many tasks whose worst-off member has most behind it, worst first, and that have at least so
-    many members: their order tells of readings. Else of the first thousand.
+    A reading that fewer than `least` share is None, and what is counted by readings is put together until there are so
+    many. With `tasks`, of so many tasks whose worst-off member has most behind it, worst first, and of which that is
+    told: their order tells of readings. Else of the first thousand.
     """
     return _DISTRIBUTIONS.of(book, (windows, tasks, least), lambda: _distribution(book, windows, tasks, least))
 
@@ -169,98 +176,140 @@ _DISTRIBUTIONS: Remembered[dict[str, Any]] = Remembered(64)
 def _distribution(book: Book, windows: int, tasks: int | None, least: int) -> dict[str, Any]:
     budget = book.policy.budget
     behind = everybody(book)
-    cohorts = sorted(behind.values(), key=lambda each: each.meter)
     total = book.size
     answer: dict[str, Any] = {
         "population": book.name,
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
         "bound": bound(book),
         "datapoints": total,
-        "cohorts": len(cohorts),
+        "cohorts": len(behind),
         "note": (
             "Spent, held and available need not add up: spent is the smallest budget that would admit what is "
             "committed, held is how far open holds raise it, and available is the largest single release with a pure "
             "ε that would still fit."
         ),
     }
-    if not cohorts:
+    if not behind:
         return answer | {"worst_off": None, "histogram": [], "tasks": [], "windows": []}
-    worst = reading(budget, cohorts[-1].history)
-    answer["worst_off"] = {**shown(worst), "datapoints": cohorts[-1].datapoints}
+
+    def told(history: History, sharing: int) -> dict[str, Any] | None:
+        return shown(reading(budget, history)) if sharing >= least else None
+
+    worst = worst_of_all(book)
+    known = told(worst.history, worst.datapoints)
+    answer["worst_off"] = None if known is None else {**known, "datapoints": worst.datapoints}
     edges = [total * each // windows for each in range(windows + 1)] if windows else []
 
-    def worst_of(scope: Scope) -> History:
-        return max((history for history, _ in book.ledger.cohorts.touched(scope)), key=lambda each: behind[each].meter)
+    def worst_of(scope: Scope) -> tuple[History, int]:
+        return max(book.ledger.cohorts.touched(scope), key=lambda each: (behind[each[0]].meter, each[1]))
 
     answer["windows"] = [
-        {"start": start, "stop": stop, "epsilon": shown(reading(budget, worst_of(BitMap(range(start, stop)))))}
+        {"start": start, "stop": stop, "epsilon": told(*worst_of(BitMap(range(start, stop))))}
         for start, stop in pairwise(edges)
         if start < stop
     ]
     counts = [0] * BINS
-    for each in cohorts:
+    for each in behind.values():
         used = each.meter
         counts[min(BINS - 1, int(BINS * used / budget.epsilon)) if math.isfinite(used) else BINS - 1] += each.datapoints
     width = budget.epsilon / BINS
-    answer["histogram"] = [
-        {"from": place * width, "to": (place + 1) * width, "datapoints": count} for place, count in enumerate(counts)
-    ]
-    listed = [(task, worst_of(task.members)) for task in list(book.tasks.values())[: 1000 if tasks is None else None]]
+    answer["histogram"] = _joined(
+        [{"from": place * width, "to": (place + 1) * width, "datapoints": count} for place, count in enumerate(counts)],
+        least,
+    )
+    listed = [(task, *worst_of(task.members)) for task in list(book.tasks.values())[: 1000 if tasks is None else None]]
     if tasks is not None:
-        listed = [each for each in listed if len(each[0].members) >= least]
+        listed = [each for each in listed if each[2] >= least]
         listed = sorted(listed, key=lambda each: behind[each[1]].meter, reverse=True)[:tasks]
     answer["tasks"] = [
         {
             "name": task.name,
             "members": len(task.members),
-            "epsilon": shown(reading(budget, history)),
-            "task_epsilon": worst_off(book, task.members, ledger=task.name) if task.budget else None,
+            "epsilon": told(history, sharing),
+            "task_epsilon": worst_off(book, task.members, ledger=task.name, least=least) if task.budget else None,
         }
-        for task, history in listed
+        for task, history, sharing in listed
     ]
     return answer
 
 
-def quantiles(book: Book) -> list[dict[str, Any]]:
+def _joined(bins: Sequence[dict[str, Any]], least: int) -> list[dict[str, Any]]:
+    """The same bins, each with nobody or with at least so many: one with fewer becomes one with the bin below it.
+
+    The lowest has nothing below it, and joins those above.
+    """
+    found: list[dict[str, Any]] = []
+    for each in reversed(bins):
+        if found and 0 < found[-1]["datapoints"] < least:
+            each = _both(each, found.pop())  # noqa: PLW2901
+        found.append(each)
+    while len(found) > 1 and 0 < found[-1]["datapoints"] < least:
+        found.append(_both(found.pop(), found.pop()))
+    return found[::-1]
+
+
+def _both(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    return {"from": lower["from"], "to": upper["to"], "datapoints": lower["datapoints"] + upper["datapoints"]}
+
+
+def quantiles(book: Book, *, least: int = 1) -> list[dict[str, Any]]:
     """Of each share of the datapoints: at most so much is spent by them, at most so much held, at least so much left.
 
     Each by itself, so the last has the most that anybody has spent, the most that is held of anybody, and the least
-    that is available to anybody: three different datapoints, perhaps.
+    that is available to anybody: three different datapoints, perhaps. A number that fewer than `least` have is None.
     """
-    return _QUANTILES.of(book, None, lambda: _quantiles(book))
+    return _QUANTILES.of(book, least, lambda: _quantiles(book, least))
 
 
 _QUANTILES: Remembered[list[dict[str, Any]]] = Remembered(64)
 
 
-def _quantiles(book: Book) -> list[dict[str, Any]]:
+def _quantiles(book: Book, least: int) -> list[dict[str, Any]]:
     found = [(reading(book.policy.budget, each.history), each.datapoints) for each in everybody(book).values()]
     if not found:
         return []
-    spent = _at_shares([(each.spent, count) for each, count in found])
-    held = _at_shares([(each.held, count) for each, count in found])
-    available = _at_shares([(-each.available, count) for each, count in found])
+    spent = _at_shares([(each.spent, count) for each, count in found], least)
+    held = _at_shares([(each.held, count) for each, count in found], least)
+    available = _at_shares([(each.available, count) for each, count in found], least, falling=True)
     return [
         {
             "share": share,
-            "spent": finite(spent[place]),
-            "held": finite(held[place]),
-            "available": finite(-available[place]),
+            "spent": spent[place],
+            "held": held[place],
+            "available": available[place],
             "budget": book.policy.budget.epsilon,
         }
         for place, share in enumerate(QUANTILES)
     ]
 
 
-def _at_shares(values: Sequence[tuple[float, int]]) -> list[float]:
-    """The smallest value that is not below those of each share of the datapoints."""
-    ordered = sorted(values)
-    total = sum(count for _, count in ordered)
-    found, passed, place = [], 0, 0
+def _at_shares(values: Sequence[tuple[float, int]], least: int, *, falling: bool = False) -> list[float | None]:
+    """The smallest value that is not below those of each share of the datapoints; `falling`, not above."""
+    having: Counter[float] = Counter()
+    for value, count in values:
+        having[value] += count
+    ordered = sorted(having.items(), reverse=falling)
+    total = having.total()
+    found: list[float | None] = []
+    passed, place = 0, 0
     for share in QUANTILES:
         wanted = max(1, math.ceil(share * total))
         while passed < wanted:
             passed += ordered[place][1]
             place += 1
-        found.append(ordered[place - 1][0])
+        value, sharing = ordered[place - 1]
+        found.append(finite(value) if sharing >= least else None)
     return found
+
+
+def burn_rate(book: Book, *, at: datetime, least: int = 1) -> dict[str, Any] | None:
+    """What those who are worst off have behind them for each day so far: an average, and no bound.
+
+    None in the first day, and if fewer than `least` share that history: what is left by the day gives a reading away.
+    """
+    days = (at - datetime.fromisoformat(book.created_at)).total_seconds() / 86_400
+    worst = worst_of_all(book) if book.size else None
+    if worst is None or worst.datapoints < least or days < 1:
+        return None
+    read = reading(book.policy.budget, worst.history)
+    return {"epsilon_per_day": finite((read.spent + read.held) / days), "days": days}

@@ -403,3 +403,82 @@ def test_an_address_that_cannot_be_read_is_refused_in_words(call: Caller) -> Non
     assert "“How often” has to be at least 1." in page.text
     page = call("GET", f"/populations/{name}/datapoint?ordinal=x", headers={"Accept": "text/html"})
     assert "“Ordinal” has to be a whole number." in page.text
+
+
+def test_what_was_typed_stays_in_its_form_when_it_is_refused(
+    service: Local, call: Caller, visitor: Visitor, population: str
+) -> None:
+    visitor.sign_in(key_of(service, "officer")["secret"])
+    call.propose(population, ({"task": "t"}, EVENT))
+    for path, status, field in (
+        ("budget?times=0", 422, 'name="times" type="number" min="1" max="10000" value="0"'),
+        ("budget?times=", 422, 'name="times" type="number" min="1" max="10000" value=""'),
+        ("datapoint?ordinal=99", 404, 'aria-describedby="h-ordinal" required value="99"'),
+        ("datapoint?ordinal=x%22%3E", 422, 'required value="x&#34;&gt;"'),
+        ("report?from=2026-13-01&to=2026-12-31", 422, 'name="from" value="2026-13-01"'),
+        ("report?from=2026-12-31&to=2026-01-01", 422, 'name="to" value="2026-01-01"'),
+    ):
+        page = visitor.get(f"/populations/{population}/{path}")
+        assert page.status_code == status, path
+        assert 'role="alert"' in page.text, path
+        assert field in page.text, path
+        before, _, query = path.partition("?")
+        document = visitor.get(f"/populations/{population}/{before}.json?{query}")
+        assert (document.status_code, document.headers["content-type"]) == (status, "application/problem+json"), path
+    path = f"/populations/{population}/datapoint"
+    for field, words, status in (("key", "patient-eve", 404), ("ordinal", "9" * 5000, 422)):
+        page = visitor.post(path, {**visitor.form(path), field: words})
+        assert page.status_code == status, field
+        assert 'id="f-key"' in page.text
+    assert 'required value="patient-eve"' in visitor.post(path, {**visitor.form(path), "key": "patient-eve"}).text
+
+
+def test_a_period_is_of_days_that_a_calendar_has(call: Caller, population: str) -> None:
+    path = f"/populations/{population}/report"
+    found = call.ok("GET", f"{path}.json?from=20260101&to=2026-W10-1")
+    assert found["query"] == {"from": "2026-01-01", "to": "2026-03-02"}
+    assert "to=2026-03-03" in found["documents"]["html"]
+    for last in ("9999-12-31", "9999-01-01", "10000-01-01", "1" * 999):
+        assert call("GET", f"{path}?to={last}").status_code == 422
+    assert call("GET", f"{path}?to=9998-12-31").status_code == 200
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "9" * 5000])
+def test_no_number_is_too_long_to_be_refused(
+    service: Local, call: Caller, visitor: Visitor, population: str, digits: str
+) -> None:
+    """Python reads no whole number of more than 4,300 digits: that is whoever sent it's mistake, and not ours."""
+    visitor.sign_in(key_of(service, "admin")["secret"])
+    release = call.propose(population, ({"task": "t"}, EVENT))["id"]
+    at, rest = f"/populations/{population}", f"/v1/populations/{population}"
+    for path in (
+        f"{at}/datapoint?ordinal={digits}", f"{at}/datapoint?ordinal=3&before={digits}", f"{at}/entry?number={digits}",
+        f"{at}/budget?times={digits}", f"{at}/policy/change?preview=yes&epsilon={digits}",
+        f"{at}/report/document?to={digits}", f"{at}/releases?before={digits}", f"{rest}/budget?windows={digits}",
+        f"{rest}/datapoints/{digits}", f"{rest}/ledger/{digits}/proof", f"{rest}/report?to={digits}",
+        f"/v1/checkpoints/{digits}", f"/v1/keys?limit={digits}",
+        f"{at}/report/document?from=0001-01-01T00:00:00%2B14:00", f"{at}/report/document?to=9999-12-31T23:59:59-14:00",
+    ):  # fmt: skip
+        assert call("GET", path, headers={"Accept": "text/html"}).status_code < 500, path
+    for path, fields in (
+        (f"{at}/datapoint", {"ordinal": digits}),
+        ("/audits/new", {"samples": digits, "mechanism": "label-release", "population": population}),
+        ("/keys/new", {"name": "a", "roles": "officer", "expires_in_days": digits}),
+    ):
+        sent = {**visitor.form(path), "reason": "a trial", "sure": "yes", **fields}
+        assert 400 <= visitor.post(path, sent).status_code < 500, path
+    for method, path, body in (
+        ("POST", f"{rest}/datapoints", f'{{"count": {digits}}}'),
+        ("PUT", f"{rest}/policy", f'{{"reason": "r", "epsilon": {digits}}}'),
+        ("POST", "/v1/releases", f'{{"population": "{population}", "charges": {digits}}}'),
+        ("POST", f"{rest}/tasks", f'{{"name": "n", "members": {{"ranges": [[0, {digits}]]}}}}'),
+        ("POST", "/v1/verify", f'{{"payload": {digits}}}'),
+        ("POST", "/v1/keys", f'{{"name": "n", "roles": ["officer"], "expires_in_days": {digits}}}'),
+        ("POST", f"/v1/releases/{release}/commit", f'{{"artifact": {{"bytes": {digits}}}}}'),
+    ):
+        answer = call(method, path, content=body.encode(), headers={"Content-Type": "application/json"})
+        assert 400 <= answer.status_code < 500 or (path, answer.status_code) == ("/v1/verify", 200), path
+    lines = {"Content-Type": "application/x-ndjson"}
+    line = f'{{"key": {digits}}}\n'.encode()
+    assert 400 <= call("POST", f"{rest}/datapoints", content=line, headers=lines).status_code < 500
+    assert call("GET", f"{at}/budget", headers={"Content-Length": digits}).status_code < 500

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 import pytest
 
-from service.operations import keys
+from service.operations import keys, readings
 from service.operations.keys import ROLES
 from tests.service.harness import Caller, Local, local
 from tests.service.test_dashboard import Visitor
@@ -44,6 +45,7 @@ def history(service: Local, call: Caller) -> dict[str, Any]:
     many = call.propose(name, ({"task": "t"}, EVENT))["id"]
     voided = call.propose(name, ({"task": "t"}, EVENT))["id"]
     call.ok("POST", f"/v1/releases/{voided}/void", {"reason": SECRETIVE}, **by)
+    call.ok("POST", f"/v1/populations/{name}/tasks", {"name": "many", "members": {"ranges": [[10, 30]]}})
     lone = {"name": "lone", "members": {"ranges": [[35, 36]]}, "budget": {"epsilon": 0.5, "delta": 1e-7}}
     call.ok("POST", f"/v1/populations/{name}/tasks", lone, **by)
     alone = call.propose(name, ({"task": "lone"}, {"kind": "pure_dp", "epsilon": 0.0625}))["id"]
@@ -193,18 +195,80 @@ def test_readings_of_a_few_people_are_told_to_nobody_who_may_not_see_them(
     known = {each["id"]: each["epsilon"] is not None for each in listed}
     assert [known[history[each]] for each in ("one", "denied", "alone", "many")] == [told, told, told, True]
     for found in both(f"/populations/{population}/tasks.json", f"/v1/populations/{population}/tasks"):
-        readings = {each["name"]: (each["epsilon"], each["task_epsilon"]) for each in found["items"]}
-        assert (None not in readings["lone"]) == told
-        assert readings["t"][0] is not None
+        standing = {each["name"]: (each["epsilon"], each["task_epsilon"]) for each in found["items"]}
+        assert (None not in standing["lone"]) == told
+        assert (standing["t"][0] is not None) == told  # its worst-off member is the one person of a release
+        assert standing["many"][0]["held"] == 0.2
     one_task = both(f"/populations/{population}/task.json?name=lone", f"/v1/populations/{population}/tasks/lone")
     for found in one_task:
         assert (found["epsilon"] is not None, found["task_epsilon"] is not None) == (told, told)
     for path in ("task?name=lone", "tasks", "releases"):
         assert visitor.get(f"/populations/{population}/{path}").status_code == 200
     tasks = call.ok("GET", f"/v1/populations/{population}/budget", headers=key)["tasks"]
-    assert {each["name"]: each["epsilon"] is not None for each in tasks} == {"t": True, "lone": told}
-    shown = visitor.get(f"/populations/{population}/budget.json", Accept="application/json").json()["budget"]["tasks"]
-    assert ("lone" in {each["name"] for each in shown}) == told
+    assert {each["name"]: each["epsilon"] is not None for each in tasks} == {"t": told, "lone": told, "many": True}
+    shown = visitor.get(f"/populations/{population}/budget.json", Accept="application/json").json()
+    assert {each["name"] for each in shown["budget"]["tasks"]} == ({"t", "lone", "many"} if told else {"many"})
+    assert shown["left_out"] != told
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["few", "many"])
+def standing(request: pytest.FixtureRequest, call: Caller) -> tuple[str, bool]:
+    """Forty who have 0.25 behind them, then one or twenty who have 0.6875 and are over a stricter policy."""
+    name, many = call.population(count=40, epsilon=1.0), bool(request.param)
+    call.propose(name, ({"ranges": [[0, 40]]}, {"kind": "pure_dp", "epsilon": 0.25}))
+    call.propose(name, ({"ranges": [[3, 23 if many else 4]]}, {"kind": "pure_dp", "epsilon": 0.4375}))
+    call.ok("PUT", f"/v1/populations/{name}/policy", {"reason": "to be sure", "epsilon": 0.5})
+    return name, many
+
+
+def test_the_worst_off_is_told_where_ten_share_a_history(
+    visitor: Visitor, role: str, standing: tuple[str, bool], service: Local, call: Caller
+) -> None:
+    """The reading of one person, and what gives it away: bins, quantiles, odds, windows, and how many are over."""
+    name, many = standing
+    key = {"Authorization": f"Bearer {keys.create(service.parts.database, name='again', roles=[role])['secret']}"}
+    told, seen = many or role not in FEW, role not in FEW
+    page = visitor.get(f"/populations/{name}/budget.json", Accept="application/json").json()
+    everywhere = visitor.get("/overview.json", Accept="application/json").json()
+    [line] = [each for each in everywhere["populations"] if each["name"] == name]
+    rest = call.ok("GET", f"/v1/populations/{name}/budget?windows=2", headers=key)
+    for found in (rest, page["budget"]):
+        assert ((found["worst_off"] or {}).get("held") == 0.6875) == told
+        bins = [each["datapoints"] for each in found["histogram"]]
+        assert sum(bins) == 40
+        assert seen or all(each == 0 or each >= 10 for each in bins)
+        assert (found["histogram"][0]["from"], found["histogram"][-1]["to"]) == (0, 0.5)
+    assert [each["epsilon"] is not None for each in rest["windows"]] == [told, seen or not many]  # three are in it
+    assert (rest["quantiles"][-1]["held"] == 0.6875) == told
+    assert rest["quantiles"][0]["held"] == 0.25
+    assert (line["worst_off"] is not None, line["share_available"] is not None) == (told, told)
+    assert (page["odds_so_far"] is not None) == told
+    assert line["room"] == page["room"] == "exhausted"  # whoever proposes is told so
+    over = (20 if many else 1) if seen else None
+    assert line["over_policy"] == page["over_policy"] == over
+    said = visitor.get(f"/populations/{name}/budget").text
+    assert ("0.688" in said) == told
+    assert ("is told to officers and auditors, and not to this key" in said) != told
+    assert ("than the current policy allows" in said) == seen
+    said = visitor.get("/overview").text
+    assert ("over the policy</div>" in said, "than the current policy allows" in said) == (seen, seen)
+    assert ("of so few, not told to this key" in said) == (not seen)
+
+
+def test_no_rate_of_a_few_is_told(service: Local, call: Caller) -> None:
+    """What is left by the day gives the reading away, so it goes with it."""
+    name = call.population(count=40, epsilon=1.0)
+    for start in (0, 3):
+        call.propose(name, ({"ranges": [[start, 40 if start == 0 else 4]]}, EVENT))
+    at = datetime.now(UTC) + timedelta(days=4)
+    with service.parts.books.read(name) as book:
+        rate = readings.burn_rate(book, at=at)
+        assert rate is not None
+        read = readings.distribution(book)["worst_off"]
+        assert rate["epsilon_per_day"] == pytest.approx((read["spent"] + read["held"]) / 4, rel=1e-3)
+        assert readings.burn_rate(book, at=at, least=10) is None
+        assert readings.burn_rate(book, at=datetime.now(UTC)) is None  # in the first day
+        assert read["datapoints"] == 1
 
 
 def test_who_proposes_is_told_the_decision_and_may_read_it_again(service: Local, call: Caller) -> None:

@@ -185,3 +185,23 @@ def changes(call: Caller, address: str) -> list[dict[str, str]]:
     """What the preview at this address says that would change."""
     found: list[dict[str, str]] = call.ok("GET", address.replace("?", ".json?"))["preview"]["changes"]
     return found
+
+
+def test_a_long_list_says_how_much_of_it_is_elsewhere(
+    call: Caller, population: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page lists the newest 500 of what a version would have denied; its JSON has the rest."""
+    find = policies.would_have_denied
+
+    def many(*args: Any, **more: Any) -> Any:
+        [one, *_], looked_at = find(*args, **more)
+        return [one] * 1234, looked_at
+
+    monkeypatch.setattr(policies, "would_have_denied", many)
+    path = f"/populations/{population}/policy/change"
+    page = call("GET", f"{path}?preview=yes&epsilon=0.1").text
+    assert "734 older ones are not shown here." in page
+    assert f'<a href="{path}.json?preview=yes&amp;epsilon=0.1">As JSON, this page has all of them</a>' in page
+    assert len(call.ok("GET", f"{path}.json?preview=yes&epsilon=0.1")["preview"]["would_have_denied"]) == 1234
+    monkeypatch.undo()
+    assert "not shown here" not in call("GET", f"{path}?preview=yes&epsilon=0.1").text

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+
+import pytest
 
 from service.api.context import Parts
 from service.operations import lives, readings
@@ -66,3 +70,24 @@ def test_a_clock_that_was_set_back_takes_nothing_from_a_life() -> None:
         {"at": early, "spent": 0.0, "held": 0.0, "budget": 3.0},
         {"at": late, "spent": 0.0, "held": 1.0, "budget": 2.0},
     ]
+
+
+def test_many_populations_can_be_looked_at_at_once(call: Caller, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept makes room for what is looked at elsewhere, whoever comes between."""
+    monkeypatch.setattr(readings, "_MOST_SEEN", 1)
+    interval = sys.getswitchinterval()
+    books = []
+    for _ in range(4):
+        with parts.books.read(call.population(count=3)) as book:
+            books.append(book)
+
+    def look(place: int) -> None:
+        for turn in range(2000):
+            readings.everybody(books[(place + turn) % len(books)])
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(books)) as pool:
+            list(pool.map(look, range(len(books))))
+    finally:
+        sys.setswitchinterval(interval)
