@@ -263,7 +263,7 @@ def test_a_release_from_proposal_to_commit(capsys: pytest.CaptureFixture[str], t
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_service")
 def test_what_the_service_refuses_is_one_line_and_exit_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no population" in complaint(capsys, "propose", "--population", "nobody", "--task", "t", *SGD, code=1)
     assert "no population" in complaint(capsys, "verify", "nobody", code=1)
@@ -315,6 +315,17 @@ def test_datapoints_are_registered_from_files(
     table.write_text("key,colour\nk1,red\nnew,blue\n")
     assert said(capsys, "register", "keyed", str(table)).startswith("1 registered, 1 known before")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"key": "from a pipe"}\n')))
+    for word in ("show", "fetch", "card", "cancel"):
+        for name in ("job_x", ".", "..", "", "a/b", "é"):
+            complaint(capsys, "jobs", word, name, code=1)
+        assert "There is no job" in complaint(capsys, "jobs", word, f"job_{'0' * 26}", code=1)
+    file = tmp_path / "request.json"
+    for words in (("jobs", "submit"), ("propose",), ("dry-run",)):
+        file.write_text(json.dumps({"population": "clinic", "self": 1}))
+        complaint(capsys, *words, str(file), code=1)
+        file.write_text(json.dumps({"population": "clinic", "idempotency_key": "twice"}))
+        assert "--idempotency-key" in complaint(capsys, *words, str(file))
+    complaint(capsys, "propose", "--population", "clinic", "--task", "w2", *SGD, "--idempotency-key", "é", code=1)
     assert as_json(capsys, "register", "keyed", "-")["registered"] == 1
     (tmp_path / "empty.csv").write_text("")
     assert as_json(capsys, "register", "keyed", str(tmp_path / "empty.csv"))["registered"] == 0
