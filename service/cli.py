@@ -230,17 +230,22 @@ def worker(
 ) -> None:
     """Run jobs. It needs the database and the secrets of the service (DATABASE_URL, STINT_DATA), and torch."""
     from service import logs  # noqa: PLC0415
+    from service.placement import lacking  # noqa: PLC0415
+    from service.schemas import DEVICE, QUEUE  # noqa: PLC0415
     from service.worker import Options, work  # noqa: PLC0415
 
     if not _has_torch():
         raise CouldNot("a worker needs torch: install Stint with its extra `trainers`")
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
+    if not re.fullmatch(DEVICE, device):
         raise click.UsageError(f"--device takes cpu, cuda or cuda:0, not {device!r}")
+    if not re.fullmatch(QUEUE, queue):
+        raise click.UsageError(f"--queue takes a name that jobs can have: up to 24 of a-z, 0-9, _ and -, not {queue!r}")
     settings = _settings()
+    readable = settings_module.located("--data", allowed) or settings.allowed_inputs
+    if (problem := lacking(device=device, backbones=settings.backbones)) is not None:
+        raise CouldNot(problem)
     logs.configure(settings.log_level if "STINT_LOG_LEVEL" in os.environ else "WARNING")
-    options = Options(
-        device=device, queue=queue, allowed=allowed or settings.allowed_inputs, once=once, seed=seed, leashed=leashed
-    )
+    options = Options(device=device, queue=queue, allowed=readable, once=once, seed=seed, leashed=leashed)
     with database_problems():
         work(settings, options, say=lambda line: _echo_json({"said": line}) if as_json else click.echo(line, err=True))
 
