@@ -111,6 +111,16 @@ def _read_json(path: str) -> Any:
     return _json_of(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes(), path)
 
 
+def _read_request(path: str, what: str) -> Document:
+    """The fields of a request."""
+    document = _read_json(path)
+    if not isinstance(document, dict):
+        raise CouldNot(f"{path} is not {what}: a JSON object is expected")
+    if "idempotency_key" in document:
+        raise CouldNot(f"idempotency_key is no field of {what}: it is given beside it, as --idempotency-key")
+    return document
+
+
 def _json_of(data: bytes, path: str) -> Any:
     try:
         return json.loads(data)
@@ -220,17 +230,22 @@ def worker(
 ) -> None:
     """Run jobs. It needs the database and the secrets of the service (DATABASE_URL, STINT_DATA), and torch."""
     from service import logs  # noqa: PLC0415
+    from service.placement import lacking  # noqa: PLC0415
+    from service.schemas import DEVICE, QUEUE  # noqa: PLC0415
     from service.worker import Options, work  # noqa: PLC0415
 
     if not _has_torch():
         raise CouldNot("a worker needs torch: install Stint with its extra `trainers`")
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", device):
+    if not re.fullmatch(DEVICE, device):
         raise click.UsageError(f"--device takes cpu, cuda or cuda:0, not {device!r}")
+    if not re.fullmatch(QUEUE, queue):
+        raise click.UsageError(f"--queue takes a name that jobs can have: up to 24 of a-z, 0-9, _ and -, not {queue!r}")
     settings = _settings()
+    readable = settings_module.located("--data", allowed) or settings.allowed_inputs
+    if (problem := lacking(device=device, backbones=settings.backbones)) is not None:
+        raise CouldNot(problem)
     logs.configure(settings.log_level if "STINT_LOG_LEVEL" in os.environ else "WARNING")
-    options = Options(
-        device=device, queue=queue, allowed=allowed or settings.allowed_inputs, once=once, seed=seed, leashed=leashed
-    )
+    options = Options(device=device, queue=queue, allowed=readable, once=once, seed=seed, leashed=leashed)
     with database_problems():
         work(settings, options, say=lambda line: _echo_json({"said": line}) if as_json else click.echo(line, err=True))
 
@@ -412,9 +427,7 @@ def _proposal_options(command: _Command) -> _Command:
 
 def _proposal(proposal: str | None, given: Mapping[str, Any]) -> Document:
     """A file's proposal, with what the options say instead."""
-    document = {} if proposal is None else _read_json(proposal)
-    if not isinstance(document, dict):
-        raise CouldNot(f"{proposal} is not a proposal: a JSON object is expected")
+    document = {} if proposal is None else _read_request(proposal, "a proposal")
     parameters, mechanism = given["parameters"], given["mechanism"]
     if mechanism is not None:
         document["mechanism"] = {"name": mechanism, "parameters": _parameters(parameters)}
@@ -526,9 +539,7 @@ def jobs() -> None:
 @_json_option
 def submit_job(*, job: str, wait: bool, idempotency_key: str | None, as_json: bool) -> int:
     """Price a mechanism, hold its release and queue it (exit 0); denied, it is recorded, and is no job (exit 1)."""
-    document = _read_json(job)
-    if not isinstance(document, dict):
-        raise CouldNot(f"{job} is not a job: a JSON object is expected")
+    document = _read_request(job, "a job")
     with _client() as client:
         made = client.submit(idempotency_key=idempotency_key, **document)
         if not wait:

@@ -319,11 +319,11 @@ class Stint:
 
     # Releases
 
-    def propose(self, *, idempotency_key: str | None = None, **proposal: Any) -> Document:
+    def propose(self, /, *, idempotency_key: str | None = None, **proposal: Any) -> Document:
         """Propose a release; the answer is held or denied, and recorded. Fields are those of POST /v1/releases."""
         return self._post("/v1/releases", proposal, key=idempotency_key)
 
-    def dry_run(self, **proposal: Any) -> Document:
+    def dry_run(self, /, **proposal: Any) -> Document:
         """The decision that would be made now; nothing is recorded."""
         return self._document("POST", "/v1/releases", body=proposal, query={"dry_run": "true"})
 
@@ -515,7 +515,7 @@ class Stint:
 
     # Jobs
 
-    def submit(self, *, idempotency_key: str | None = None, **job: Any) -> Job:
+    def submit(self, /, *, idempotency_key: str | None = None, **job: Any) -> Job:
         """Have a worker run a mechanism. Fields are those of POST /v1/jobs; `Denied` if the release is."""
         answer = self._post("/v1/jobs", job, key=idempotency_key)
         if answer["id"] is None:
@@ -662,7 +662,8 @@ class Stint:
         if method in {"POST", "PUT"}:
             sent["Idempotency-Key"] = key or f"client-{uuid.uuid4()}"
         try:
-            request = self._http.build_request(method, path, json=body, params=query, headers=sent, timeout=limit)
+            named = httpx.Headers(sent, encoding="utf-8")
+            request = self._http.build_request(method, path, json=body, params=query, headers=named, timeout=limit)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as problem:
             raise self._unreachable(problem) from problem
         return self._read(self._send(request, repeatable=repeatable))
@@ -845,7 +846,8 @@ class Job:
 
 
 def _quoted(name: str) -> str:
-    return quote(name, safe="")
+    """A name as a part of an address. As they are, dots would lead to another one."""
+    return quote(name, safe="") if name.strip(".") else "%2E" * len(name)
 
 
 def _retry_after(answer: httpx.Response | None) -> float:

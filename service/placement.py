@@ -191,6 +191,17 @@ class _Nursery:
         return cls(process, ours)
 
 
+def lacking(*, device: str, backbones: str) -> str | None:
+    """What attempts would lack on this machine, in one line; None if nothing. A processor is always there."""
+    if device == "cpu" and not backbones:
+        return None
+    asked = subprocess.run(  # noqa: S603 - words of whoever starts the worker
+        [sys.executable, "-m", "service.equipment", device, backbones],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_environment(), check=False,
+    )  # fmt: skip
+    return (asked.stderr.splitlines() or [f"ended with {asked.returncode}"])[-1] if asked.returncode else None
+
+
 def _outcome(said: Outcome | None, code: int) -> Outcome:
     """What the attempt said; if it said nothing, what its end tells."""
     if said is None:

@@ -18,7 +18,9 @@ Delta = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**32, strict=True)]
 ProofStatus = Literal["proved", "claimed", "refuted"]
 OnExhausted = Literal["deny", "trim"]
-Queue = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,23}$")]
+#: Of whom a job may ask, and so for whom a worker may wait: other names would never meet.
+QUEUE, DEVICE = r"^[a-z0-9][a-z0-9_-]{0,23}$", r"^(cpu|cuda(:[0-9]{1,2})?)$"
+Queue = Annotated[str, Field(pattern=QUEUE)]
 AuditId = Annotated[str, Field(pattern=r"^aud_[0-9A-Z]{26}$", examples=["aud_01J00000000000000000000000"])]
 Verdicts = Annotated[
     dict[Annotated[str, Field(max_length=100)], Literal["deny", "allow"]],
@@ -316,7 +318,7 @@ class NewJob(Closed):
     recipe: dict[str, Any] = Field(default_factory=dict, description="what the run needs beside what it is priced by")
     data: dict[str, Any] = Field(description="where a worker finds the rows, and whose they are (docs/jobs.md)")
     queue: Queue = "default"
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")] = "cpu"
+    device: Annotated[str, Field(pattern=DEVICE)] = "cpu"
     delta: Delta | None = Field(default=None, description="declared δ of a collapse; 0 charges by the curve alone")
     on_exhausted: OnExhausted | None = None
     state: dict[str, Any] | None = None

@@ -6,7 +6,7 @@ docs/settings.md lists them, and a test compares.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -95,7 +95,7 @@ class Settings:
     @property
     def allowed_inputs(self) -> list[str]:
         """Below what jobs may read."""
-        return self.inputs.split() or [str((self.data / "inputs").resolve())]
+        return located("STINT_INPUTS", self.inputs.split()) or [str((self.data / "inputs").resolve())]
 
 
 MAX_HOLD_SECONDS: Final = 31_536_000  # a year, whoever asks for it: a setting or a proposal
@@ -147,6 +147,15 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         raise InvalidInput("STINT_CONNECTIONS", settings.connections, expected)
     _check_webhook(settings)
     return settings
+
+
+def located(name: str, prefixes: Sequence[str]) -> list[str]:
+    """URI prefixes as those who compare them need them: a path of this machine begins at its root."""
+    for each in prefixes:
+        scheme, mark, rest = each.partition("://")
+        if not each or (mark and scheme.lower() in {"file", "local"} and not rest.startswith("/")):
+            raise InvalidInput(name, each, "a path, or a URI like file:///data/ or s3://bucket/data/")
+    return [each if "://" in each else str(Path(each).absolute()) for each in prefixes]
 
 
 def _check_webhook(settings: Settings) -> None:

@@ -187,8 +187,24 @@ class Worker:
             raise
         if begun is None:
             return
+        bar = _Bar(begun, self._say)
+        lease = asyncio.create_task(self._keep_lease(begun, bar))
         try:
-            outcome = await self._watched(begun)
+            await self._carry_through(begun, bar, lease)
+        finally:
+            lease.cancel()
+
+    async def _keep_lease(self, begun: Begun | BegunAudit, bar: _Bar) -> None:
+        """Renew it, whatever else is done meanwhile, until the attempt is not the current one any more."""
+        while True:
+            await asyncio.sleep(self._tick)
+            if not await asyncio.to_thread(self._renewed, begun, bar):
+                return
+
+    async def _carry_through(self, begun: Begun | BegunAudit, bar: _Bar, lease: asyncio.Task[None]) -> None:
+        """From the token to the end."""
+        try:
+            outcome = await self._watched(begun, bar, lease)
         except Exception:  # noqa: BLE001 - a fault of this process: the job must not wait for its lease to run out
             _log.exception("attempt %s of %s could not be watched", begun.token, begun.job)
             outcome = Outcome(error="internal")
@@ -197,7 +213,7 @@ class Worker:
             raise
         if outcome is None:
             return
-        settling = asyncio.create_task(self._settle(begun, outcome))
+        settling = asyncio.create_task(self._settle(begun, bar, outcome))
         try:
             await asyncio.shield(settling)
         except asyncio.CancelledError:  # it is made, and leaves if it still can
@@ -210,9 +226,8 @@ class Worker:
     def _begin_audit(self, audit: str) -> Begun | BegunAudit | None:
         return empirical.begin(self._parts.database, audit, worker=self.name, lease_seconds=self._lease)
 
-    async def _watched(self, begun: Begun | BegunAudit) -> Outcome | None:
+    async def _watched(self, begun: Begun | BegunAudit, bar: _Bar, lease: asyncio.Task[None]) -> Outcome | None:
         """How the attempt ended; None if it is not the current one any more, and nobody wants to know."""
-        bar = _Bar(begun, self._say)
         attempt = await asyncio.to_thread(self._prepared, begun, bar)
         if attempt is None:
             return Outcome(error="input.missing")
@@ -220,9 +235,10 @@ class Worker:
         ends = time.monotonic() + self._parts.settings.job_seconds
         try:
             while True:
-                await asyncio.wait({running}, timeout=self._tick)
+                await asyncio.wait({running, lease}, timeout=self._tick, return_when=asyncio.FIRST_COMPLETED)
                 bar.show()
-                if not await asyncio.to_thread(self._renewed, begun, bar):
+                # At the end once more, since the row is to have the last step.
+                if lease.done() or (running.done() and not await asyncio.to_thread(self._renewed, begun, bar)):
                     self._say(f"{begun.job}: attempt {begun.token} was cancelled, or taken over.")
                     self._staging.discard(begun.job, begun.token)
                     return None
@@ -320,18 +336,18 @@ class Worker:
             _log.warning("the lease of %s could not be renewed", begun.job)
             return True
 
-    async def _settle(self, begun: Begun | BegunAudit, outcome: Outcome) -> None:
+    async def _settle(self, begun: Begun | BegunAudit, bar: _Bar, outcome: Outcome) -> None:
         """Commit and publish, or say why not; asked again until the answer is known, since days of work may hang on it.
 
         Whoever is told to stop meanwhile ends what it is about to decide, and leaves it to others if that is not known.
         """
         job, token = begun.job, begun.token
         ends = time.monotonic() + self._parts.settings.job_seconds
-        ending = await asyncio.to_thread(self._ending, begun, outcome)
+        ending = await asyncio.to_thread(self._ending, begun, bar, outcome)
         became = None if ending is None else await asyncio.to_thread(self._decide, begun, ending[0])
         while became is None and time.monotonic() < ends and not self._stopping.is_set():
             await asyncio.sleep(self._tick)
-            ending = ending or await asyncio.to_thread(self._ending, begun, outcome)
+            ending = ending or await asyncio.to_thread(self._ending, begun, bar, outcome)
             became = None if ending is None else await asyncio.to_thread(self._decide, begun, ending[0])
         error = None if ending is None else ending[1]
         if became is None and self._stopping.is_set():
@@ -357,7 +373,7 @@ class Worker:
             await asyncio.to_thread(self._staging.discard, begun.job, begun.token)
             self._say(f"{begun.job}: stopped; it waits for another worker.")
 
-    def _ending(self, begun: Begun | BegunAudit, outcome: Outcome) -> tuple[Decide, str | None] | None:
+    def _ending(self, begun: Begun | BegunAudit, bar: _Bar, outcome: Outcome) -> tuple[Decide, str | None] | None:
         """What is to be decided of an attempt that ended, and the code if it failed; None while nobody can tell."""
         job, token, error = begun.job, begun.token, outcome.error
         if isinstance(begun, BegunAudit):
@@ -377,7 +393,8 @@ class Worker:
                 _log.warning("what attempt %s of %s made cannot be checked yet", token, job, exc_info=True)
                 return None
             except Exception:  # noqa: BLE001 - whatever keeps it from being looked at keeps it from leaving
-                _log.exception("what attempt %s of %s made could not be checked", token, job)
+                if self._renewed(begun, bar):  # else it is nobody's fault: what it made may have been tidied away
+                    _log.exception("what attempt %s of %s made could not be checked", token, job)
                 error = "internal"
         self._staging.discard(job, token)
         return jobs.fail(job=job, token=token, error=error), error

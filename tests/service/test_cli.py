@@ -162,6 +162,15 @@ def test_noise_and_steps_are_calibrated(capsys: pytest.CaptureFixture[str]) -> N
         (["run", "--port", "123456"], "--port"),
         (["serve", "--host", "256.256.256.256"], "cannot serve at 256.256.256.256"),
         (["populations"], "set STINT_KEY"),
+        (["worker", "--device", "gpu"], "--device takes cpu, cuda or cuda:0, not 'gpu'"),
+        (["worker", "--queue", "a@b"], "--queue takes a name that jobs can have"),
+        (["worker", "--queue", "default\n"], "--queue takes a name that jobs can have"),
+        (["worker", "--data", ""], "--data: expected a path"),
+        (["worker", "--data", "file://inputs"], "--data: expected a path"),
+        (["worker", "--seed", "x"], "--seed"),
+        (["worker", "default"], "unexpected extra argument"),
+        (["jobs", "show"], "Missing argument 'JOB'"),
+        (["jobs", "list", "--status", "lost"], "'lost' is not one of"),
     ],
     ids=lambda given: " ".join(given)[:50] if isinstance(given, list) else "",
 )
@@ -182,6 +191,38 @@ def test_what_is_not_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     complaint(capsys, "price", str(file))
     file.write_bytes(b"\xff\xfe")
     complaint(capsys, "price", str(file))
+
+
+@pytest.mark.slow
+def test_a_worker_that_could_run_nothing_does_not_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so before it looks for a database: every job that it took would fail."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "torch cannot use cuda:0 on this machine" in complaint(capsys, "worker", "--once", "--device", "cuda:0")
+    Path("odd.json").write_text(json.dumps({"backbones": {"ours": {"factory": "vision"}}}))
+    for name, expected in (
+        ("missing.toml", "missing.toml cannot be read as docs/backbones.md says"),
+        ("odd.json", "backbones.ours.factory: expected module:function"),
+    ):
+        monkeypatch.setenv("STINT_BACKBONES", name)
+        assert expected in complaint(capsys, "worker", "--once")
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.json"]
+
+
+def test_a_worker_starts_with_what_it_may_read_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path would be compared with nothing, and keep jobs from what others allow."""
+    started: list[Any] = []
+    monkeypatch.setattr("service.worker.work", lambda _, options, **__: started.append(options))
+    monkeypatch.setattr("service.logs.configure", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["worker", "--data", "inputs", "--data", "s3://bucket/rows", "--data", "/srv"]) == 0
+    monkeypatch.setenv("STINT_INPUTS", "more file:///srv")
+    assert main(["worker"]) == 0
+    assert [each.allowed for each in started] == [
+        [f"{tmp_path}/inputs", "s3://bucket/rows", "/srv"], [f"{tmp_path}/more", "file:///srv"],
+    ]  # fmt: skip
 
 
 def test_no_service_no_key_no_port(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +304,7 @@ def test_a_release_from_proposal_to_commit(capsys: pytest.CaptureFixture[str], t
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_service")
 def test_what_the_service_refuses_is_one_line_and_exit_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no population" in complaint(capsys, "propose", "--population", "nobody", "--task", "t", *SGD, code=1)
     assert "no population" in complaint(capsys, "verify", "nobody", code=1)
@@ -274,6 +315,17 @@ def test_what_the_service_refuses_is_one_line_and_exit_1(
     complaint(capsys, "commit", "rel_x", code=1)
     complaint(capsys, "propose", "--population", "../x", "--task", "w2", *SGD, code=1)
     complaint(capsys, "keys", "revoke", "key_x", code=1)
+    for word in ("show", "fetch", "card", "cancel"):
+        for name in ("job_x", ".", "..", "", "a/b", "é"):
+            complaint(capsys, "jobs", word, name, code=1)
+        assert "There is no job" in complaint(capsys, "jobs", word, f"job_{'0' * 26}", code=1)
+    file = tmp_path / "request.json"
+    for words in (("jobs", "submit"), ("propose",), ("dry-run",)):
+        file.write_text(json.dumps({"population": "clinic", "self": 1}))
+        complaint(capsys, *words, str(file), code=1)
+        file.write_text(json.dumps({"population": "clinic", "idempotency_key": "twice"}))
+        assert "--idempotency-key" in complaint(capsys, *words, str(file))
+    complaint(capsys, "propose", "--population", "clinic", "--task", "w2", *SGD, "--idempotency-key", "é", code=1)
     monkeypatch.setenv("STINT_KEY", "sk_wrong")
     assert "not known" in complaint(capsys, "populations", code=1)
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from service.client import Denied, Stint, dp_sgd
+from service.staging import Staging
 from service.sweeper import rescue
 from tests.service import work
 from tests.service.harness import Caller, Local, local
@@ -100,6 +102,14 @@ def releases(call: Caller, population: str) -> list[str]:
 
 def staged(house: Local) -> list[str]:
     return sorted(path.name for path in (house.parts.settings.artifacts_folder / ".staged").iterdir())
+
+
+def reached(folder: Path) -> None:
+    """Wait until a worker is where a test wants it."""
+    ends = time.monotonic() + work.SECONDS
+    while not (folder / "reached").exists():
+        assert time.monotonic() < ends, folder.name
+        time.sleep(0.01)
 
 
 def pass_time(house: Local, wanted: Callable[[], bool]) -> None:
@@ -332,10 +342,7 @@ def test_a_worker_that_is_told_to_stop_leaves_nothing_half_done(alone: Local, wh
     made = call.ok("POST", "/v1/jobs", job(population, uri, queue=where))
     process = worker(alone.parts, "--queue", where, planted=f"{where}={tmp_path}")
     try:
-        ends = time.monotonic() + work.SECONDS
-        while not (tmp_path / "reached").exists():
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        reached(tmp_path)
         process.terminate()
         time.sleep(0.5)  # in which it would have gone, were nothing to be waited for
         assert process.poll() is None
@@ -352,6 +359,57 @@ def test_a_worker_that_is_told_to_stop_leaves_nothing_half_done(alone: Local, wh
         assert (found["status"], found["attempt"]) == ("committed", 1)
         artifact(alone, found)
     assert staged(alone) == []
+    call.verify(population)
+
+
+@pytest.mark.parametrize("where", ["prepared", "checked"])
+def test_the_lease_is_kept_while_an_attempt_is_prepared_and_while_what_it_made_is_checked(
+    alone: Local, where: str, tmp_path: Path
+) -> None:
+    """However long that takes: here until after the lease with which it began."""
+    call, population, uri = alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue=f"long-{where}"))
+    words, seconds = ("--queue", f"long-{where}", "--once"), 6
+    process = worker(alone.parts, *words, planted=f"{where}={tmp_path}", STINT_LEASE_SECONDS=str(seconds))
+    try:
+        reached(tmp_path)
+        first = lease(alone, made["id"])
+        pass_time(alone, lambda: lease(alone, made["id"]) > first + timedelta(seconds=seconds))
+    finally:
+        (tmp_path / "go").touch()
+        said = ended(process)
+    assert statuses(call, made["id"]) == [("queued", 0, None), ("running", 1, None), ("committed", 1, None)], said
+    artifact(alone, call.ok("GET", f"/v1/jobs/{made['id']}"))
+    assert staged(alone) == []
+    call.verify(population)
+
+
+def lease(house: Local, identity: str) -> datetime:
+    """Until when nobody else takes a job that runs."""
+    with house.parts.database.transaction() as connection:
+        found = connection.exec_driver_sql("SELECT status, lease_until FROM job WHERE id = %s", (identity,)).one()
+    assert found.status == "running"
+    until: datetime = found.lease_until
+    return until
+
+
+def test_what_is_cancelled_while_it_is_checked_ends_without_a_fault(alone: Local, tmp_path: Path) -> None:
+    """Another worker has tidied away the file that is looked at."""
+    call, population, uri = alone.call, people(alone.call), data(alone.parts)
+    made = call.ok("POST", "/v1/jobs", job(population, uri, queue="late"))
+    process = worker(alone.parts, "--queue", "late", "--once", planted=f"checked={tmp_path}")
+    try:
+        reached(tmp_path)
+        call.ok("POST", f"/v1/jobs/{made['id']}/cancel")
+        Staging(alone.parts.settings.artifacts_folder).tidy(alone.parts.database)
+        assert staged(alone) == []
+    finally:
+        (tmp_path / "go").touch()
+        said = ended(process)
+    assert process.returncode == 0, said
+    assert "not the current one" in said
+    assert "Traceback" not in said
+    assert [status for status, *_ in statuses(call, made["id"])] == ["queued", "running", "cancelled"]
     call.verify(population)
 
 
@@ -508,10 +566,7 @@ def by_decree(house: Local, statement: str, identity: str) -> None:
 
 def digests(house: Local, identity: str, moment: str, folder: Path) -> set[str]:
     """Of the model that the current attempt has staged, if it has one, once its worker has reached a moment."""
-    ends = time.monotonic() + work.SECONDS
-    while not (folder / "reached").exists():
-        assert time.monotonic() < ends, moment
-        time.sleep(0.01)
+    reached(folder)
     attempt = house.call.ok("GET", f"/v1/jobs/{identity}")["attempt"]
     mine = house.parts.settings.artifacts_folder / ".staged" / f"{identity}.{attempt}"
     assert sorted(path.name for path in mine.glob("*")) == MOMENTS[moment]

@@ -11,8 +11,9 @@ die=commit      the worker kills itself (-9) when it would commit; die=publish: 
 outage=FOLDER   the worker writes the number of its database process to `reached` in the folder when it is about to
                 commit a release, everything but that done, and goes on when `go` is there; once
 begun=FOLDER    the worker puts `reached` into the folder when it has begun an attempt, and goes on when `go` is there;
-                checked=FOLDER: when it would check what was made; written=FOLDER: when a commit is written, and not yet
-                durable; staging=FOLDER: so does an attempt that has staged its first file but for the end of it
+                prepared=FOLDER: when it would prepare it; checked=FOLDER: when it would check what was made;
+                written=FOLDER: when a commit is written, and not yet durable; staging=FOLDER: so does an attempt that
+                has staged its first file but for the end of it
 pause=commit    the worker stops itself when it would commit, until somebody wakes it; pause=decision: within the
                 transaction that would, with its population locked
 """
@@ -133,6 +134,8 @@ def _in_worker(module: Any) -> None:
             module.jobs.commit = lambda **named: before(commit(**named), lambda: stops and stops.pop()())
         case {"begun": folder}:
             module.jobs.begin = after(module.jobs.begin, Path(folder))
+        case {"prepared": folder}:
+            module.named_releases = before(module.named_releases, lambda: _wait(Path(folder)))
         case {"checked": folder}:
             module.audits.Gathered = before(module.audits.Gathered, lambda: _wait(Path(folder)))
         case {"die": "publish"}:
