@@ -1,4 +1,4 @@
-"""Clipped sums: the same as those of rows one by one on every kind of layer, and as Opacus' where it takes it; and bounded whatever a row does."""
+"""Clipped sums: those of rows one by one, and of Opacus where it takes the layer; and bounded whatever a row does."""
 
 from __future__ import annotations
 
