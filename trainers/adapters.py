@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainers.backbones import Backbone
 
 _NOTHING: Final = 1e-12  # a row of this norm is left at 0, and its gradient is finite
-_NORMALISATIONS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+_NORMALISATIONS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 #: Their scale and shift are taken out of them, so that rows are clipped as those of any other layer are.
 _OPENED: Final = (nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 

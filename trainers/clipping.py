@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 import torch
@@ -459,9 +460,10 @@ def _padded(layer: nn.Conv2d, went: torch.Tensor) -> torch.Tensor:
 def _normalised(layer: nn.Module, went: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     """What a layer multiplies by its weight, and the axes that it repeats the weight along, rows left out."""
     match layer:
-        case nn.LayerNorm():
+        case nn.LayerNorm() | nn.RMSNorm():
+            normalise = functional.layer_norm if isinstance(layer, nn.LayerNorm) else functional.rms_norm
             axes = tuple(range(1, went.ndim - len(layer.normalized_shape)))
-            return functional.layer_norm(went, layer.normalized_shape, eps=layer.eps), axes
+            return normalise(went, layer.normalized_shape, eps=layer.eps), axes
         case nn.GroupNorm():
             return functional.group_norm(went, layer.num_groups, eps=layer.eps), tuple(range(2, went.ndim))
         case Affine():
@@ -474,7 +476,8 @@ def _normalised(layer: nn.Module, went: torch.Tensor) -> tuple[torch.Tensor, tup
 
 def _affine(layer: nn.Module, went: torch.Tensor, came: torch.Tensor) -> _Found:
     plain, axes = _normalised(layer, went)
-    weight, bias = (layer.scale, layer.shift) if isinstance(layer, Affine) else (layer.weight, layer.bias)
+    own = isinstance(layer, Affine)
+    weight, bias = (layer.scale, layer.shift) if own else (layer.weight, getattr(layer, "bias", None))
     if weight is not None:
         yield weight, _Written((came * plain).sum(axes) if axes else came * plain)
     if bias is not None:
@@ -491,9 +494,11 @@ _LAYERS: Final[dict[type[nn.Module], Callable[[Any, torch.Tensor, torch.Tensor],
     nn.Linear: _linear,
     nn.Conv2d: _convolution,
     nn.LayerNorm: _affine,
+    nn.RMSNorm: _affine,
     nn.GroupNorm: _affine,
     nn.BatchNorm1d: _affine,
     nn.BatchNorm2d: _affine,
+    nn.SyncBatchNorm: _affine,
     Affine: _affine,
     nn.Embedding: _embedding,
 }
@@ -590,21 +595,39 @@ def _one(parameter: nn.Parameter, uses: list[_Gradient]) -> _Gradient:
     return _Written(torch.stack([use.each().flatten(1) for use in uses]).sum(0).unflatten(1, parameter.shape))
 
 
-def _by_opacus(module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Loss, count: int) -> _Gradients:
-    """The gradient of every row, written down."""
+@cache
+def _recorder() -> Any:
+    """Opacus' wrapper, which itself records nothing in evaluation mode; the layers stay in the mode that they have."""
     from opacus.grad_sample import GradSampleModule  # noqa: PLC0415  # it takes seconds, and few models need it
 
+    class Recorder(GradSampleModule):  # type: ignore[misc]
+        def capture_activations_hook(self, module: nn.Module, went: Any, output: Any) -> None:
+            mode, module.training = module.training, True  # after its forward pass
+            try:
+                super().capture_activations_hook(module, went, output)
+            finally:
+                module.training = mode
+
+    return Recorder
+
+
+def _by_opacus(module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss: Loss, count: int) -> _Gradients:
+    """The gradient of every row, written down."""
     parameters = trainable(module)
     problem = InvalidInput("model", type(module).__name__, "layers whose gradients can be had row by row")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, on hooks that Opacus sets
         try:
-            wrapped = GradSampleModule(module, loss_reduction="sum", strict=False)  # refuse_mixing is our check
+            wrapped = _recorder()(module, loss_reduction="sum", strict=False)  # refuse_mixing is our check
         except NotImplementedError:
             raise problem from None
         try:
             with torch.enable_grad():
-                loss(wrapped(x), y).sum().backward()
+                losses = loss(wrapped(x), y)
+                try:
+                    losses.sum().backward()
+                except ValueError:  # of a layer that it cannot look at
+                    raise problem from None
             if any(each.grad is not None and each.grad_sample is None for each in parameters):
                 raise problem
             return {

@@ -46,6 +46,7 @@ __all__ = ["Code", "Data", "DataProblem", "open_data"]
 OrdinalsOf: TypeAlias = Callable[[Sequence[str]], NDArray[np.int64]]
 
 _KEYS_AT_ONCE: Final = 100_000
+_BLOCK: Final = 1 << 22  # bytes that are moved at once
 _WHOLE: Final = 2.0**53  # up to here every whole number is a float
 _FORMATS: Final = (".npz", ".npy", ".parquet", ".safetensors")
 
@@ -83,13 +84,11 @@ class Data:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         keep = whole[back]
-        chosen: Any = back[keep]
-        if self._settled is None and keep.all():
-            chosen = slice(None)  # already in order: nothing is copied
+        chosen = back[keep]
         return Rows(
             slots=len(proposed),
             unit=np.searchsorted(proposed, ordinals[keep]).astype(np.int64, copy=False),
-            x=x[chosen],
+            x=_moved_up(x, keep) if self._settled is None else x[chosen],  # already in order, or not
             y=y[chosen] if document["y"] else y,
             rows_per_unit=document["rows_per_unit"],
             file_rows=self._length,
@@ -278,6 +277,20 @@ def _file(local: bool, target: str) -> tuple[columns.Open, Path | None, int]:  #
     if not system.isfile(place):
         raise DataProblem("data.missing")
     return (lambda: cast("IO[bytes]", system.open(place, "rb"))), None, int(system.size(place))
+
+
+def _moved_up(x: NDArray[Any], keep: NDArray[np.bool_]) -> NDArray[Any]:
+    """The rows to keep, in the memory of all: a copy that is made only where a row is null would tell of that row.
+
+    Every row is moved, if only to where it is, so that time is the same as well.
+    """
+    at_a_time, stop = max(1, _BLOCK // max(1, x[:1].nbytes)), 0
+    for start in range(0, len(x), at_a_time):
+        some = slice(start, start + at_a_time)
+        rows = x[some][keep[some]]
+        x[stop : stop + len(rows)] = rows
+        stop += len(rows)
+    return x[:stop]
 
 
 def _within(ordinals: NDArray[np.int64], admitted: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -107,8 +107,8 @@ class LinearModels:
 
 
 def whole(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Weights and bias of a linear model as one matrix."""
-    weight = tensors["weight"]
+    """Weights and bias of a linear model as one matrix; of anything else, an empty vector."""
+    weight = tensors.get("weight", torch.empty(0))
     return torch.cat([weight, tensors["bias"][:, None]], dim=1) if "bias" in tensors else weight
 
 

@@ -518,14 +518,30 @@ def test_the_largest_window_and_the_smallest_budget() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("dp-sgd", {"noise_multiplier": 0}, "parameters.noise_multiplier: expected a finite number in (0, ∞), got 0"),
-        ("dp-sgd", {"noise_multiplier": -1.0}, "parameters.noise_multiplier: expected a finite number in (0, ∞)"),
-        ("dp-sgd", {"noise_multiplier": math.nan}, "parameters.noise_multiplier: expected a finite number in (0, ∞)"),
-        ("dp-sgd", {"noise_multiplier": math.inf}, "parameters.noise_multiplier: expected a finite number in (0, ∞)"),
-        ("dp-sgd", {"noise_multiplier": 10**400}, "parameters.noise_multiplier: expected a finite number in (0, ∞)"),
-        ("dp-sgd", {"noise_multiplier": "1"}, "parameters.noise_multiplier: expected a finite number in (0, ∞)"),
-        ("dp-sgd", {"noise_multiplier": None}, "parameters.noise_multiplier: expected a finite number in (0, ∞)"),
-        ("dp-sgd", {"noise_multiplier": True}, "parameters.noise_multiplier: expected a finite number in (0, ∞)"),
+        (
+            "dp-sgd",
+            {"noise_multiplier": 0},
+            "parameters.noise_multiplier: expected a finite number in [1e-06, ∞), got 0",
+        ),
+        ("dp-sgd", {"noise_multiplier": -1.0}, "parameters.noise_multiplier: expected a finite number in [1e-06, ∞)"),
+        (
+            "dp-sgd",
+            {"noise_multiplier": math.nan},
+            "parameters.noise_multiplier: expected a finite number in [1e-06, ∞)",
+        ),
+        (
+            "dp-sgd",
+            {"noise_multiplier": math.inf},
+            "parameters.noise_multiplier: expected a finite number in [1e-06, ∞)",
+        ),
+        (
+            "dp-sgd",
+            {"noise_multiplier": 10**400},
+            "parameters.noise_multiplier: expected a finite number in [1e-06, ∞)",
+        ),
+        ("dp-sgd", {"noise_multiplier": "1"}, "parameters.noise_multiplier: expected a finite number in [1e-06, ∞)"),
+        ("dp-sgd", {"noise_multiplier": None}, "parameters.noise_multiplier: expected a finite number in [1e-06, ∞)"),
+        ("dp-sgd", {"noise_multiplier": True}, "parameters.noise_multiplier: expected a finite number in [1e-06, ∞)"),
         ("dp-sgd", {"sampling_probability": 0}, "parameters.sampling_probability: expected a finite number in (0, 1]"),
         (
             "dp-sgd",
@@ -598,6 +614,23 @@ def test_bad_parameters_are_refused_by_name(name: str, change: Document, message
     with pytest.raises(InvalidInput) as error:
         quote(name, EXAMPLES[name] | change)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "noise", "others"),
+    [
+        *((name, "noise_multiplier", EXAMPLES[name]) for name in ("dp-sgd", "peft-ensemble", "cosine-classifier")),
+        ("output-perturbation", "noise_multiplier", {"noise": "gaussian"}),
+        ("accuracy", "noise_multiplier", {"noise": "gaussian"}),
+        ("accuracy", "scale", {}),
+    ],
+)
+def test_noise_is_no_less_than_floats_can_round_to(name: str, noise: str, others: Document) -> None:
+    """A sum is rounded to a share of its noise, and of nothing there is none."""
+    quote(name, {**others, noise: 1e-6})
+    for little in (0, 5e-324, 0.99e-6):
+        with pytest.raises(InvalidInput, match=rf"^parameters\.{noise}: expected a finite number in \[1e-06, ∞\)"):
+            quote(name, {**others, noise: little})
 
 
 @pytest.mark.parametrize("name", CATALOG)

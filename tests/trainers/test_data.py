@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import subprocess
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 from safetensors.numpy import save_file
 
+import trainers.columns
+import trainers.data
 from accountant.errors import InvalidInput
 from service.operations import datapoints
 from trainers.catalog.data_documents import MAX_KEY, data_document, data_schema
@@ -163,6 +166,28 @@ def test_rows_that_are_not_finite_are_null(tmp_path: Path) -> None:
         assert found.unit.tolist() == [0, 2, 3, 5, 7, 8, 9]
         assert found.slots == 10
         assert np.isfinite(found.x).all()
+
+
+@pytest.mark.parametrize("name", ["arrays/", "a.npz", "fortran.npz", "a.safetensors"])
+def test_a_null_row_takes_no_memory_of_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features are there once, and a block of them, whether all rows are whole or one is not."""
+    monkeypatch.setattr(trainers.data, "_BLOCK", 1 << 14)
+    monkeypatch.setattr(trainers.columns, "_BLOCK", 1 << 14)
+    peaks = []
+    for null in ([], [0], [500], [999]):
+        x = np.random.default_rng(0).normal(size=(1000, 256)).astype(np.float32)
+        x[null, 3] = np.nan
+        folder = tmp_path / str(null)
+        folder.mkdir()
+        write(folder, x, np.arange(1000), np.arange(1000))
+        tracemalloc.start()
+        found = rows(folder, {"uri": name, "y": ""}, proposed=range(1000), admitted=range(1000))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        np.testing.assert_array_equal(found.x, np.delete(x, null, axis=0))
+        np.testing.assert_array_equal(found.unit, np.delete(np.arange(1000), null))
+    assert max(peaks) - min(peaks) < 0.02 * x.nbytes
+    assert name == "fortran.npz" or max(peaks) < 1.5 * x.nbytes
 
 
 def test_the_public_map(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from trainers.predictors import predict
 BATCH_NORMALISED = replace(TINY, name="bn", factory="tests.trainers.tiny_backbones:frozen_statistics")
 BACKBONES = {"tiny": Backbone(TINY), "bn": Backbone(BATCH_NORMALISED)} | {
     name: Backbone(replace(TINY, name=name, factory=f"tests.trainers.tiny_backbones:{name}"))
-    for name in ("instances", "instances_with_statistics", "volumes")
+    for name in ("instances", "instances_with_statistics", "volumes", "derived", "synchronised", "of_squares")
 }
 QUIET = {"noise_multiplier": 0.05, "sampling_probability": 1.0, "steps": 25, "clip_norm": 1.0}
 
@@ -94,7 +94,21 @@ def test_no_label_is_preferred_before_the_first_step() -> None:
         assert module.head.out_features == 3
 
 
-@pytest.mark.parametrize("name", ["bn", "instances", "instances_with_statistics", "volumes"])
+@pytest.mark.parametrize("backbone", ["synchronised", "of_squares", "derived"])
+def test_film_tunes_normalisations_where_they_are(backbone: str) -> None:
+    """All that there are: of one that has a scale alone, that."""
+    made = member(*coloured(60, seed=1), adapter="film", backbone=backbone, parameters={"steps": 3})
+    trained = sorted(name.removeprefix("body.module.") for name in made.tensors if not name.startswith("head."))
+    layers = {"of_squares": ("first", "second"), "synchronised": ("0.1", "0.4"), "derived": ("1", "4")}[backbone]
+    assert trained == [
+        f"{layer}.{part}" for layer in layers for part in ("bias", "weight") if f"{layer}.{part}" != "first.bias"
+    ]
+    before = BACKBONES[backbone].module.state_dict()
+    assert all((made.tensors[f"body.module.{name}"] != before[name]).any() for name in trained)
+    assert len(predict([made], coloured(40, seed=2)[0], backbones=BACKBONES)) == 40
+
+
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name != "tiny"])
 def test_film_starts_as_the_backbone_and_stays_in_evaluation_mode(name: str) -> None:
     backbone = BACKBONES[name]
     module = film(backbone, shape=(12, 12, 3), labels=2)

@@ -14,9 +14,10 @@ import torch
 
 from tests.trainers.streams import Artifact, ran
 from tests.trainers.test_every_mechanism import EXAMPLES, SIZE, TASK
-from trainers import erm, predictors
+from trainers import erm, labels, predictors
 from trainers.catalog import CATALOG
-from trainers.mechanisms import cosine_classifier, l2dp_ml
+from trainers.mechanisms import cosine_classifier, l2dp_ml, label_release
+from trainers.noise import Noise
 from trainers.ports import Rows
 
 MOST: Final = 3  # rows of one datapoint
@@ -58,8 +59,8 @@ def test_as_many_rows_are_worked_on_for_nobody(
     name: str, file_rows: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the most that there could be: rows that are missing, or have no label, are zeros."""
-    for owner in (erm, l2dp_ml):
-        monkeypatch.setattr(owner, "_CHUNK", 8)
+    for owner, chunk in ((erm, 8), (l2dp_ml, 8), (cosine_classifier, 8 * SIZE)):
+        monkeypatch.setattr(owner, "_CHUNK", chunk)
     place = {"l2dp-ml": (l2dp_ml, "unit_features"), "cosine-classifier": (cosine_classifier, "unit_rows"),
              "accuracy": (predictors, "_flat")}.get(name, (torch, "softmax"))  # fmt: skip
     called = watched(monkeypatch, *place)
@@ -68,12 +69,43 @@ def test_as_many_rows_are_worked_on_for_nobody(
         ran(name, example.parameters, example.recipe, given(name, there, file_rows=file_rows), inputs=example.inputs)
         counts.append(called.copy())
         called.clear()
-    if name == "cosine-classifier":  # in parts that differ, which is the same work
-        counts = [[(sum(rows for rows, _ in part), SIZE)] for part in counts]
     assert counts[0]
     assert counts[0] == counts[1] == counts[2]
     least = min(MOST * (8 if name in CONVEX[1:] else TASK), file_rows or TASK * MOST)
     assert sum(each[0] for each in counts[0]) >= least * example.recipe.get("iterations", 1)
+
+
+@pytest.mark.parametrize("there", [TASK, 7, 1, 0])
+def test_progress_of_prototypes_begins_when_all_rows_are_added(there: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and their labels would be counted by whoever watches it otherwise."""
+    monkeypatch.setattr(cosine_classifier, "_CHUNK", 2 * SIZE)
+    called = watched(monkeypatch, cosine_classifier, "unit_rows")
+    [rows], names = given("cosine-classifier", there), 5
+    cosine_classifier.noisy_sums(
+        rows.x,
+        np.where(rows.y < names, rows.y, -1),
+        labels=names,
+        deviation=1.0,
+        noise=Noise.repeatable(0),
+        room=rows.room,
+        progress=lambda done, of: called.append((done, of)),
+    )
+    chunks = [(2, SIZE)] * (rows.room // 2)
+    assert called == [*chunks, (2, names), (4, names), (5, names)]
+
+
+@pytest.mark.parametrize("odd", [3, -1, labels.TABLE, 10**15])
+def test_an_odd_label_has_no_other_sorted(odd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorting takes twenty times as long as counting: a clock would tell that one record is there."""
+    monkeypatch.setattr(label_release, "_AT_ONCE", 300)
+    y = np.arange(1000) % 50
+    y[500] = odd
+    expected = np.unique(y, return_counts=True)
+    called = watched(monkeypatch, np, "unique"), watched(monkeypatch, labels, "_sorted")
+    rows = Rows(slots=1000, unit=np.arange(1000), x=np.empty((1000, 0), dtype=np.float32), y=y)
+    np.testing.assert_array_equal(label_release.counted(rows, labels_per_unit=1), expected)
+    np.testing.assert_array_equal(labels.distinct(y)[0], expected[0])
+    assert called == ([(int(odd != 3),)], [(int(odd != 3),)])
 
 
 @pytest.mark.parametrize("name", ["accuracy", "fine-tuning", "a-gem", "dp-agem-as-published", "dp-cl-as-published"])

@@ -162,6 +162,23 @@ def test_labels_of_an_earlier_model_are_found_by_name() -> None:
     torch.testing.assert_close(weight, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["output-perturbation", "output-perturbation-as-published"])
+def test_only_a_linear_model_is_a_centre(name: str) -> None:
+    others = {
+        "labels": Made(tensors={}, facts={"labels": ["0", "1"]}),
+        "no labels": Made(tensors={}, facts={"labels": []}),
+        "accuracy": Made(tensors={}, facts={"correct": 1.0}),
+        "prototypes": Made(tensors={"sums": torch.zeros(2, SIZE)}, facts={"labels": ["0", "1"]}),
+        "a network": Made(tensors={"1.weight": torch.zeros(2, SIZE)}, facts={"labels": ["0", "1"]}),
+        "another shape": Made(tensors={"weight": torch.zeros(2, SIZE)}, facts={"labels": ["0", "1"]}),
+    }
+    weights = {"weights": 2 * (SIZE + 1)} if name.endswith("published") else {}
+    run, module = run_of(name, {"epsilon": 1.0, **weights}, centre="rel_x")
+    for made in others.values():
+        with pytest.raises(InvalidInput, match=r"^recipe\.centre: expected a linear model of 6 weights for each label"):
+            module.run(with_rows(run, data(0, 30), centre=Artifact("rel_x", made)))
+
+
 def with_rows(run: Run, *rows: Rows, **inputs: Artifact) -> Run:
     return Run(
         parameters=run.parameters,

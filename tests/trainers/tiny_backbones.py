@@ -52,6 +52,42 @@ def instances_with_statistics(*, size: int) -> nn.Module:
     return _scaled(module)
 
 
+class ChannelsFirst(nn.LayerNorm):  # type: ignore[misc]
+    """Over the channels of each place, as image networks derive it from torch's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def derived(*, size: int) -> nn.Module:
+    """The same with a layer normalisation of a kind of its own."""
+    return _scaled(tiny(size=size, normalised=ChannelsFirst))
+
+
+def synchronised(*, size: int) -> nn.Module:
+    """That with statistics, as it was trained by several processes."""
+    return nn.SyncBatchNorm.convert_sync_batchnorm(frozen_statistics(size=size))
+
+
+class OfSquares(nn.Module):  # type: ignore[misc]
+    """Places, then a normalisation without means and one with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Conv2d(3, 16, 3, stride=2), nn.RMSNorm(16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(self.body(x).flatten(2).mT).relu().mean(1))
+
+
+def of_squares(*, size: int) -> nn.Module:
+    """As language models have it: one normalisation that has a scale alone."""
+    del size
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return OfSquares()
+
+
 def volumes(*, size: int) -> nn.Module:
     """Images as films of one picture, with batch normalisation over three axes."""
     del size
@@ -72,7 +108,7 @@ def volumes(*, size: int) -> nn.Module:
 def _scaled(module: nn.Module) -> nn.Module:
     """Scales and shifts that are not those of a fresh layer."""
     for layer in module.modules():
-        if isinstance(layer, nn.BatchNorm3d | nn.InstanceNorm2d):
+        if isinstance(layer, nn.BatchNorm3d | nn.InstanceNorm2d | nn.LayerNorm):
             nn.init.constant_(layer.weight, 1.5)
             nn.init.constant_(layer.bias, 0.2)
     return module

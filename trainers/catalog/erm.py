@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from accountant.events import Gaussian, L2Laplace, Laplace, NonPrivate
 from accountant.units import exact, rounded
 from trainers.catalog.label_spaces import LABEL_RELEASES, LABELS
-from trainers.catalog.parameters import Bounds, Parameter
+from trainers.catalog.parameters import NOISES, Bounds, Parameter
 from trainers.catalog.quotes import Mechanism, Priced, Quoted
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ OUTPUT_PERTURBATION: Final = Mechanism(
             name="noise_multiplier",
             kind="number",
             description="standard deviation of Gaussian noise, in units of what one datapoint can contribute",
-            bounds=Bounds(exclusive_minimum=0),
+            bounds=NOISES,
             when=("noise", "gaussian"),
         ),
     ),

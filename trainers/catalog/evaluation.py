@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accountant.events import MAX_TIMES, Gaussian, Laplace, NonPrivate
 from trainers.catalog.label_spaces import LABEL_RELEASES, LABELS
-from trainers.catalog.parameters import Bounds, Parameter
+from trainers.catalog.parameters import NOISES, Bounds, Parameter
 from trainers.catalog.quotes import Mechanism, Priced, Quoted
 from trainers.catalog.recipes import MODEL, OPTIMISER, START
 
@@ -74,14 +74,14 @@ ACCURACY: Final = Mechanism(
             name="scale",
             kind="number",
             description="of the Laplace noise, in datapoints: 1 / scale is the price under add_remove",
-            bounds=Bounds(exclusive_minimum=0),
+            bounds=NOISES,
             when=("noise", "laplace"),
         ),
         Parameter(
             name="noise_multiplier",
             kind="number",
             description="standard deviation of the Gaussian noise, in datapoints",
-            bounds=Bounds(exclusive_minimum=0),
+            bounds=NOISES,
             when=("noise", "gaussian"),
         ),
     ),

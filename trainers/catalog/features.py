@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from accountant.events import Gaussian
 from trainers.catalog.gradients import DP_SGD
 from trainers.catalog.label_spaces import LABEL_RELEASES, LABELS
-from trainers.catalog.parameters import Bounds, Parameter
+from trainers.catalog.parameters import NOISES, Bounds, Parameter
 from trainers.catalog.quotes import Mechanism, Priced, Quoted
 from trainers.catalog.recipes import OPTIMISER, release
 
@@ -78,7 +78,7 @@ COSINE_CLASSIFIER: Final = Mechanism(
             name="noise_multiplier",
             kind="number",
             description="standard deviation of the noise on each number of each sum; a row has norm 1",
-            bounds=Bounds(exclusive_minimum=0),
+            bounds=NOISES,
         ),
     ),
     recipe=(

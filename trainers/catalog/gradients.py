@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accountant.events import MAX_TIMES, Gaussian, PoissonSampled, Repeated
 from trainers.catalog.label_spaces import LABELS
-from trainers.catalog.parameters import Bounds, Parameter
+from trainers.catalog.parameters import NOISES, Bounds, Parameter
 from trainers.catalog.quotes import Mechanism, Priced, Quoted
 from trainers.catalog.recipes import MODEL, OPTIMISER, START
 
@@ -76,7 +76,7 @@ DP_SGD: Final = Mechanism(
             name="noise_multiplier",
             kind="number",
             description="standard deviation of the noise on a sum of gradients, in units of clip_norm",
-            bounds=Bounds(exclusive_minimum=0),
+            bounds=NOISES,
         ),
         Parameter(
             name="sampling_probability",

@@ -50,6 +50,10 @@ class Bounds:
         return f"{low}, {high}"
 
 
+#: Of noise: sums are rounded to a share of it, and with much less that share is no float.
+NOISES: Final = Bounds(minimum=1e-6)
+
+
 def _shown(bound: float | None, otherwise: str) -> str:
     return otherwise if bound is None else f"{bound:g}"
 

@@ -84,26 +84,25 @@ def noisy_sums(
     """The sum of the normalised rows of each label, on the noise grid: (labels, size), in float64.
 
     Every label gets noise of its own, also one without a row: noise that labels shared would cancel in differences.
-    Rows with index −1 are in no sum. There could be `room` rows: so many are worked on, if only zeros, for nothing.
+    Rows with index −1 are in no sum. There could be `room` rows: so many are worked on, and where one is missing zeros
+    are added to a sum. Noise comes when all are added, and progress with it: how far it is depends on no row.
     """
     size = features.shape[1]
     at_a_time = max(1, _CHUNK // size)
-    order = np.argsort(index, kind="stable")
-    index = index[order]
-    sums = torch.empty((labels, size), dtype=torch.float64, device=device)
-    for missing in range(room - int(np.count_nonzero(index >= 0)), 0, -at_a_time):
-        unit_rows(torch.zeros((min(missing, at_a_time), size), device=device), rows_per_unit=rows_per_unit)
+    sums = torch.zeros((labels + 1, size), dtype=torch.float64, device=device)  # the last of what is in no sum
+    room = max(room, len(index))
+    for start in range(0, room, at_a_time):
+        stop = min(start + at_a_time, room)
+        rows, places = np.zeros((stop - start, size), dtype=np.float32), np.arange(start, stop)
+        there = len(index[start:stop])
+        rows[:there], places[:there] = features[start:stop], index[start:stop]
+        units = unit_rows(torch.from_numpy(rows).to(device), rows_per_unit=rows_per_unit)
+        sums.index_add_(0, torch.from_numpy(places % (labels + 1)).to(device), units)
     for start in range(0, labels, at_a_time):
-        stop = min(start + at_a_time, labels)
-        exact = torch.zeros((stop - start, size), dtype=torch.float64, device=device)
-        first, last = np.searchsorted(index, (start, stop))
-        for place in range(first, last, at_a_time):
-            some = slice(place, min(place + at_a_time, last))
-            units = unit_rows(torch.from_numpy(features[order[some]]).to(device), rows_per_unit=rows_per_unit)
-            exact.index_add_(0, torch.from_numpy(index[some] - start).to(device), units)
-        sums[start:stop] = noise.noisy(exact, deviation)
-        progress(stop, labels)
-    return sums
+        part = sums[start : min(start + at_a_time, labels)]
+        part.copy_(noise.noisy(part, deviation))
+        progress(start + len(part), labels)
+    return sums[:labels]
 
 
 def _check(before: Released | None, backbone: Mapping[str, Any] | None, *, size: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from accountant.partition import LaplaceThreshold, Optimal, SteepestTest, TruncatedGeometric, per_label
 from trainers.catalog.label_spaces import MAX_TOLD, tellable
-from trainers.labels import distinct, texts
+from trainers.labels import TABLE, distinct, texts, unsigned
 from trainers.ports import Made
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ RULES: Final[Mapping[str, type[LabelRelease]]] = MappingProxyType(
     {"geometric": TruncatedGeometric, "optimal": Optimal, "laplace": LaplaceThreshold, "binary": SteepestTest}
 )
 
-_TABLE: Final = 1 << 20  # labels that are whole numbers may be so large, however few they are
+_AT_ONCE: Final = 1 << 22  # labels
 _CLEAR: Final = 1e-9  # of a probability and a word in floats, which are right to 1e-12
 _WORD: Final = 64
 
@@ -78,16 +78,27 @@ def counted(rows: Rows, *, labels_per_unit: int) -> tuple[NDArray[np.generic], N
 
 
 def _sizes(y: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """Whole numbers that index a table are counted in one pass, after one that finds the largest."""
-    if y.dtype.kind in "iu" and y.dtype.itemsize < 8:
-        y = y.astype(np.int64)
-    # Read without its sign, a negative number is larger than any table.
-    if y.dtype.kind in "iu" and len(y) and y.view(np.uint64).max() < max(_TABLE, 4 * len(y)):
-        sizes = np.bincount(y.view(np.int64))
-        present = np.flatnonzero(sizes)
-        return present, sizes[present]
-    labels, which = distinct(y)
-    return labels, np.bincount(which, minlength=len(labels))
+    """Whole numbers that index a table are counted in one pass, whatever others there are; these alone are sorted.
+
+    So one label of any size, which may be one person's, costs a copy of the part that it stands in and no more.
+    """
+    if y.dtype.kind not in "iu":
+        labels, which = distinct(y)
+        return labels, np.bincount(which, minlength=len(labels))
+    sizes = np.zeros(TABLE + 1, dtype=np.int64)  # the last is of those that index no table
+    rest = [y[:0]]
+    for start in range(0, len(y), _AT_ONCE):
+        part = y[start : start + _AT_ONCE]
+        places = unsigned(part)
+        if (beyond := places >= TABLE).any():
+            rest.append(part[beyond])
+            places = np.minimum(places, TABLE)
+        sizes += np.bincount(places.view(np.int64), minlength=TABLE + 1)
+    near = np.flatnonzero(sizes[:TABLE])
+    far, of_far = np.unique(np.concatenate(rest), return_counts=True)
+    labels = np.concatenate([near.astype(y.dtype), far])
+    rising = np.argsort(labels, kind="stable")
+    return labels[rising], np.concatenate([sizes[near], of_far])[rising]
 
 
 def told(sizes: NDArray[np.int64], rule: LabelRelease, noise: Noise) -> NDArray[np.bool_]:
