@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, Self
 from service.operations.jobs import ERRORS
 
 _log = logging.getLogger(__name__)
+_LOOK_SECONDS: Final = 300  # to import torch and backbones, also from a slow disk
 _END_SECONDS: Final = 5.0
 _MOST_LINE: Final = 16 << 20
 _MOST_LOG: Final = 1 << 20
@@ -195,10 +196,14 @@ def lacking(*, device: str, backbones: str) -> str | None:
     """What attempts would lack on this machine, in one line; None if nothing. A processor is always there."""
     if device == "cpu" and not backbones:
         return None
-    asked = subprocess.run(  # noqa: S603 - words of whoever starts the worker
-        [sys.executable, "-m", "service.equipment", device, backbones],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_environment(), check=False,
-    )  # fmt: skip
+    try:
+        asked = subprocess.run(  # noqa: S603 - words of whoever starts the worker
+            [sys.executable, "-m", "service.equipment", device, backbones],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_environment(), check=False,
+            timeout=_LOOK_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"whether attempts could run on {device} was not known after {_LOOK_SECONDS} seconds: look at the device"
     return (asked.stderr.splitlines() or [f"ended with {asked.returncode}"])[-1] if asked.returncode else None
 
 
