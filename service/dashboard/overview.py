@@ -11,6 +11,7 @@ from service.api import ledger as ledger_api
 from service.api import populations as populations_api
 from service.api.context import Parts, Service
 from service.cursors import cursor_of, number_from
+from service.dashboard import system
 from service.dashboard.pages import page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
@@ -140,6 +141,7 @@ def overview(
     return {
         "at": stamp(now),
         **_answer(seen, verified, now),
+        "not_in_order": [each["text"] for each in system.checks(parts, now) if not each["ok"]],
         "populations": [{**each, "verified": verified.get(each["name"])} for each in seen[first : first + PAGE]],
         "may_verify": may(actor, ledger_api.entries, ledger_api.verify),
         "populations_in_all": len(seen),

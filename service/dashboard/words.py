@@ -159,12 +159,12 @@ def expiring(text: str, now: datetime, *, exactly: bool = False) -> Markup:
     >>> str(expiring("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z")))
     'expires in 6 hours'
     >>> str(expiring("2026-01-02T00:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z")))
-    'ran out 2 days ago; it is about to be counted as spent'
+    'ran out 2 days ago; not counted as spent yet'
     """
     is_over = datetime.fromisoformat(text) <= now
     at = Markup(" ({} UTC)").format(when(text)) if exactly else Markup()
     if is_over:
-        return Markup("ran out {}{}; it is about to be counted as spent").format(since(text, now), at)
+        return Markup("ran out {}{}; not counted as spent yet").format(since(text, now), at)
     return Markup("expires {}{}").format(since(text, now), at)
 
 

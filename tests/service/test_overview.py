@@ -86,10 +86,14 @@ def test_a_young_installation_is_healthy_and_one_that_never_signs_is_not(
 
     assert check()["healthy"]
     assert check()["text"] == "The first checkpoint is signed within 60 minutes of the start."
+    assert seen(alone)["not_in_order"] == []
     monkeypatch.setattr(system, "utc_now", lambda: datetime.now(UTC) + timedelta(hours=5))
     late = check()
     assert not late["ok"]
     assert "No checkpoint has been signed yet, 6 hours after" in late["text"]
+    monkeypatch.setattr(overview, "utc_now", lambda: datetime.now(UTC) + timedelta(hours=5))
+    assert seen(alone)["not_in_order"] == [late["text"]]
+    assert "is not in order. No checkpoint has been signed yet" in alone.call("GET", "/overview").text
     checkpoint(alone.parts)
     assert check()["ok"]
 
@@ -114,6 +118,9 @@ def test_what_is_not_proved_or_breaks_a_rule_is_no_yes() -> None:
             f"/populations/{name}/releases", f"/releases/{release}",
         ):  # fmt: skip
             page = call("GET", path).text.replace("Every ε here is an upper bound", "")
+            if path.endswith("/budget"):
+                assert "but it is not guaranteed: a policy accepted mechanisms whose privacy is only claimed" in page
+                assert "All odds" not in page  # of which there are none
             assert "claimed, no bound" in page, path
             assert "upper bound" not in page, path
         assert call.ok("GET", f"/v1/populations/{name}/budget")["bound"] == "none"
