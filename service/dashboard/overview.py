@@ -36,7 +36,7 @@ LOW: Final = 0.1  # of the budget: below, a population is running low
 _MOST_POPULATIONS: Final = 10_000
 _HEADS = text("SELECT name, number, hash FROM population ORDER BY name LIMIT :most")
 _HOLDS = text(
-    "SELECT hold.release, population.name, hold.expires_at FROM hold "
+    "SELECT hold.release, population.name, hold.expires_at, count(*) OVER () AS in_all FROM hold "
     "JOIN population ON population.id = hold.population_id "
     "WHERE hold.expires_at IS NOT NULL ORDER BY hold.expires_at LIMIT :most"
 )
@@ -153,6 +153,8 @@ def overview(
         "holds": [
             {"release": row.release, "population": row.name, "expires_at": stamp(row.expires_at)} for row in holds
         ],
+        "held_by_jobs": max(0, sum(each["open_holds"] for each in seen) - (holds[0].in_all if holds else 0)),
+        "holds_in_all": holds[0].in_all if holds else 0,
         "checkpoint": None
         if signed is None
         else {
@@ -175,6 +177,8 @@ def by_code(seen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             kind["releases"] += finding["releases"]
             kind["at"] = max(kind["at"], finding["at"])
             kind["populations"].append({"name": each["name"], "releases": finding["releases"]})
+    for kind in found.values():
+        kind["populations"].sort(key=lambda where: -where["releases"])
     return sorted(found.values(), key=lambda kind: (kind["severity"] != "error", -kind["releases"], kind["code"]))
 
 
@@ -210,7 +214,7 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     sentence = f"{sentence} {_how_sure(seen, verified, now)}"
     beside = []
     low = [each["name"] for each in seen if each["room"] == "low"]
-    out = [each["name"] for each in seen if each["room"] == "exhausted"]
+    out = [each["name"] for each in seen if each["room"] == "exhausted" and not each["over_policy"]]  # said below
     if out:
         beside.append(f"Some of {_names(out)} have nothing left: no release that touches them is admitted.")
     if low:

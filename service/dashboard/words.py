@@ -100,6 +100,16 @@ def plural(value: int, one: str, many: str | None = None) -> str:
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
+def nth(number: int) -> str:
+    """A place in an order.
+
+    >>> nth(1), nth(12), nth(22), nth(1003)
+    ('1st', '12th', '22nd', '1,003rd')
+    """
+    teen = number % 100 in {11, 12, 13}
+    return f"{number:,}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def when(text: str | None) -> Markup:
     """A time of the ledger, to the minute; machines and a pointer find all of it."""
     if text is None:
@@ -119,9 +129,13 @@ def since(text: str, now: datetime) -> str:
 
     >>> since("2026-01-04T01:59:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
     'in 1 hour 59 minutes'
+    >>> since("2026-02-08T01:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    'in 35 days'
     """
     seconds = (now - datetime.fromisoformat(text)).total_seconds()
     size, unit = next(((length, name) for length, name in _LENGTHS if abs(seconds) >= length), (1.0, "second"))
+    if unit == "month" and -90 * 86_400 < seconds < 0:
+        return f"in {plural(int(-seconds // 86_400), 'day')}"
     amount = plural(int(abs(seconds) // size), unit)
     if seconds >= 0:
         return f"{amount} ago"
@@ -270,7 +284,7 @@ def told(text: str, release: str | None) -> Markup:
             pieces.append(short(piece, 10))
             is_cut = True
         else:
-            pieces.append(escape(piece.removeprefix(".") if is_cut else piece))  # "…" needs no full stop
+            pieces.append(unbroken(piece.removeprefix(".") if is_cut else piece))  # "…" needs no full stop
             is_cut = False
     return Markup().join(pieces)
 

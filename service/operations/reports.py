@@ -484,7 +484,7 @@ def policy_in_words(policy: Mapping[str, Any]) -> str:
         "deny": "A release that somebody cannot afford is denied.",
         "trim": "Whoever cannot afford a release is left out of it.",
     }
-    asks = "may also ask for" if policy["named_scopes"] else "may ask for tasks and ranges only, not for"
+    asks = "may also ask for" if policy["named_scopes"] else "may ask for tasks and groups only, not for"
     budget, accepts = policy["budget"], f"{' and '.join(policy['accepts']).capitalize()} mechanisms are accepted."
     if policy["accepts"] == ["proved"]:
         accepts = "Only proved mechanisms are accepted."

@@ -316,14 +316,19 @@ def test_the_budget_of_a_task_is_told_with_its_own_delta(call: Caller) -> None:
     [reason] = denied["decision"]["reasons"]
     assert (reason["code"], reason["delta"]) == ("task_budget.exceeded", 3e-8)
     person = call("GET", f"/populations/{name}/datapoint?ordinal=3").text
-    assert re.search(r"In the own budget of t: .*δ = 3e-08", person)
-    assert "reads of the release without any other, at its δ, 1e-06; engines may prove less of it." in person
+    assert re.search(r"In the own budget of task “t”: .*δ = 3e-08", person)
+    alone = (
+        'reads of the release without any other, at its δ, <span class="joined">1e-06</span>; engines may prove less'
+    )
+    assert alone in person
     assert [each["delta"] for each in call.ok("GET", f"/v1/populations/{name}/datapoints/3")["tasks"]] == [3e-8]
     page = call("GET", f"/releases/{denied['id']}").text
     assert re.search(
         r"the own budget of their task is 0.5 <span class=\"beside\">\(<span class=\"joined\">δ = 3e-08", page
     )
-    assert re.search(r"a task(&#39;|')s own budget of 0.5 <span class=\"beside\">\(δ = 3e-08", page)
+    assert re.search(
+        r"a task(&#39;|')s own budget of 0.5 <span class=\"beside\">\(<span class=\"joined\">δ = 3e-08", page
+    )
 
 
 def test_whoever_has_no_finite_epsilon_is_not_shown_within_the_budget(call: Caller) -> None:
@@ -387,6 +392,9 @@ def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied
     assert "Nothing was released, and no budget was used." in refused
     assert "What it would have done, and to whom" in refused
     assert "What it does, and to whom" in open_
+    assert 'class="verdict warn"' in open_
+    assert "20 users" in open_
+    assert "20 datapoints" not in open_
     assert "Nothing was released" not in open_
     assert "not derived from a mechanism</dd>" in open_  # of which there is none, so none is proved
     assert "must not leave" not in call("GET", f"/releases/{held}").text
@@ -402,6 +410,7 @@ def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied
     listed = call("GET", f"/populations/{name}/releases").text
     assert "given back, never released" in listed
     assert "while it was held" in listed
+    assert "2 releases: 1 denied, 1 voided." in listed
 
 
 def test_a_release_that_only_a_task_had_no_room_for_says_by_how_much(call: Caller) -> None:

@@ -117,7 +117,7 @@ def test_what_is_not_proved_or_breaks_a_rule_is_no_yes() -> None:
             f"/populations/{name}/task?name=t", f"/populations/{name}/datapoint?ordinal=3",
             f"/populations/{name}/releases", f"/releases/{release}",
         ):  # fmt: skip
-            page = call("GET", path).text.replace("Every ε here is an upper bound", "")
+            page = call("GET", path).text.replace("every ε is an upper bound", "")
             if path.endswith("/budget"):
                 assert "but it is not guaranteed: a policy accepted mechanisms whose privacy is only claimed" in page
                 assert "All odds" not in page  # of which there are none
@@ -171,4 +171,17 @@ def test_findings_are_grouped_by_code_over_populations() -> None:
         ("Y", 1, "2026-01-01"),
         ("X", 5, "2026-01-03"),
     ]
-    assert [each["name"] for each in found[1]["populations"]] == ["a", "b"]
+    assert [each["name"] for each in found[1]["populations"]] == ["b", "a"]  # by number
+
+
+def test_holds_that_are_not_listed_are_counted() -> None:
+    with local() as service:
+        call = service.call
+        name = call.population(count=20, epsilon=5.0)
+        for _ in range(overview.HOLDS_SHOWN + 1):
+            call.propose(name, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.1}))
+        said = seen(service)
+        assert (len(said["holds"]), said["holds_in_all"], said["held_by_jobs"]) == (overview.HOLDS_SHOWN, 9, 0)
+        page = call("GET", "/overview").text
+        assert "And 1 more.</p>" in page
+        assert '<span class="screen-only">; open its badge to do it again</span>' in page

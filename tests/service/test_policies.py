@@ -40,7 +40,7 @@ def test_a_lower_budget_would_have_denied_what_went_beyond_it(service: Local, po
     assert found["text"].startswith(
         "Nobody may be charged more than ε = 1 at δ = 1e-06 for life. Only proved mechanisms"
     )
-    assert "Pipelines may ask for tasks and ranges only, not for chosen individuals." in found["text"]
+    assert "Pipelines may ask for tasks and groups only, not for chosen individuals." in found["text"]
     assert (
         preview(service, population, accepts=["proved", "claimed"])["text"].count("Proved and claimed mechanisms") == 1
     )
