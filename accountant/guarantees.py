@@ -114,14 +114,13 @@ class Guarantee:
         """What the promise means, in one sentence.
 
         >>> print(Guarantee(epsilon=1, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved").odds())
-        Whoever has seen ... whether one user was in the data, is right at most 73.2 % of the time, where a coin is ...
+        An attacker ... can tell whether one user was in the data at most 73.2 % of the time; a coin is right 50 %.
         """
         if self.proof_status != "proved" or self.epsilon == math.inf:
             return self.meaning()
         return (
-            "Whoever has seen every release, knows everything about everyone else and guesses whether one "
-            f"{self.unit} {self._secret}, is right at most {_percent(self.best_guess())} of the time, where a coin is "
-            "right 50 %."
+            "An attacker who has seen every release and knows everything about everyone else can tell whether one "
+            f"{self.unit} {self._secret} at most {_percent(self.best_guess())} of the time; a coin is right 50 %."
         )
 
     @property

@@ -18,7 +18,7 @@ class Kind:
 
 #: Every problem that the service answers with; the type is `urn:stint:problem:` and the name.
 PROBLEMS: Final[dict[str, Kind]] = {
-    "invalid": Kind(422, "The request cannot be read", "Change the field that is named, and send it again."),
+    "invalid": Kind(422, "What was sent cannot be used as it is", "Change the field that is named, and send it again."),
     "unauthorized": Kind(401, "No valid key", "Send `Authorization: Bearer sk_…` with a key that is still valid."),
     "forbidden": Kind(403, "This key may not do that", "Use a key with one of the roles that are named."),
     "forged": Kind(403, "This form was not sent by its page", "Open the page again, and send the form from there."),

@@ -174,7 +174,7 @@ class Looked:
         if self.made is None:
             return "Not stated: nothing says whether anybody looked."
         if not self.made:
-            return "Not audited: nobody opened the artifact, and at most the words of its proposal were checked."
+            return "Not audited: no file was opened; only what was declared was checked."
         looked = f"Audited, last in entry {self.entry}: {len(self.checked)} rules were checked"
         match self.opened_by:
             case "worker":

@@ -501,18 +501,18 @@ def histogram(
             line(x1=x, x2=x, y1=_TOP - 2, y2=upward(0), class_="chart-budget", dashes="5 3"),
             label(f"budget {raised(budget)}", x=x - 4, y=_TOP + 4, class_="chart-budget-label", anchor="end"),
             label(
-                f"spent and held, ε {terms.sign}",
+                "ε spent and held (at most)" if terms.sign == "≤" else "ε spent and held",
                 x=(across.start + right) / 2,
                 y=_HEIGHT - 6,
                 class_="chart-quiet",
                 anchor="middle",
             ),
-            label("datapoints", x=2.0, y=_TOP - 5, class_="chart-quiet"),
+            label(f"{terms.unit}s", x=2.0, y=_TOP - 5, class_="chart-quiet"),
         ]
     rows = [[f"{each.lower:.3g} to {raised(max(each.upper, 0.0))}", f"{each.count:,}"] for each in bins]
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
-        columns=[f"Spent and held, ε {terms.sign}", "Datapoints"], rows=rows,
+        columns=[f"Spent and held, ε {terms.sign}", f"{terms.unit.capitalize()}s"], rows=rows,
     )  # fmt: skip
 
 
@@ -541,8 +541,8 @@ def bars(
     if ordered:
         first = least[0]
         said = (
-            f"Least is available in {fitting(first.label, width=400)}: {lowered(_available(first))} of a budget of "
-            f"ε = {raised(first.budget)} ({terms}). A whole bar is a whole budget. Each bar is its worst-off."
+            f"Least is available in “{fitting(first.label, width=400)}”: {lowered(_available(first))} of a budget of "
+            f"ε = {raised(first.budget)} ({terms}). A whole bar is a whole budget. Each shows its worst-off member."
         )
     if len(drawn) < len(ordered):
         which = f"The {len(drawn)} with least available" if order == "least" else f"The first {len(drawn)}"

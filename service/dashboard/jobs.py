@@ -41,6 +41,9 @@ def every(
     found = jobs_api.list_all(
         parts, actor, population=population or None, status=status or None, limit=_PAGE, cursor=cursor
     )
+    for each in found["items"]:
+        with parts.books.read(each["population"]) as book:
+            each["tasks"] = sorted(book.releases[each["release"]].tasks)
     return {
         **found,
         "query": {"population": population, "status": status},
@@ -54,7 +57,7 @@ def every(
 @page(
     router,
     "/jobs/{job}",
-    title=lambda data: f"Job {data['id'][4:14]}…",
+    title=lambda data: f"{data['mechanism']['name']} in {data['population']}",
     question="How far is it, and what became of it?",
     template="job.html",
 )

@@ -32,7 +32,7 @@ MAY = {
     "officer": "see everything, propose releases, change policies, make and freeze populations, settle holds, plan "
     "audits",
     "auditor": "see everything, verify ledgers, plan audits",
-    "worker": "run jobs, and see for that whom a release was charged to",
+    "worker": "run jobs, and see who a release was charged to, which a job needs",
     "admin": "everything, keys included",
 }
 

@@ -11,6 +11,7 @@ from service.api import ledger as ledger_api
 from service.api import populations as populations_api
 from service.api.context import Parts, Service
 from service.cursors import cursor_of, number_from
+from service.dashboard import system
 from service.dashboard.pages import page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
@@ -36,7 +37,7 @@ LOW: Final = 0.1  # of the budget: below, a population is running low
 _MOST_POPULATIONS: Final = 10_000
 _HEADS = text("SELECT name, number, hash FROM population ORDER BY name LIMIT :most")
 _HOLDS = text(
-    "SELECT hold.release, population.name, hold.expires_at FROM hold "
+    "SELECT hold.release, population.name, hold.expires_at, count(*) OVER () AS in_all FROM hold "
     "JOIN population ON population.id = hold.population_id "
     "WHERE hold.expires_at IS NOT NULL ORDER BY hold.expires_at LIMIT :most"
 )
@@ -155,6 +156,7 @@ def overview(
     return {
         "at": stamp(now),
         **_answer(seen, verified, now),
+        "not_in_order": [each["text"] for each in system.checks(parts, now) if not each["ok"]],
         "populations": [{**each, "verified": verified.get(each["name"])} for each in seen[first : first + PAGE]],
         "may_verify": may(actor, ledger_api.entries, ledger_api.verify),
         "populations_in_all": len(seen),
@@ -166,6 +168,8 @@ def overview(
         "holds": [
             {"release": row.release, "population": row.name, "expires_at": stamp(row.expires_at)} for row in holds
         ],
+        "held_by_jobs": max(0, sum(each["open_holds"] for each in seen) - (holds[0].in_all if holds else 0)),
+        "holds_in_all": holds[0].in_all if holds else 0,
         "checkpoint": None
         if signed is None
         else {
@@ -194,6 +198,8 @@ def by_code(seen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             kind["releases"] += finding["releases"]
             kind["at"] = max(kind["at"], finding["at"])
             kind["populations"].append({"name": each["name"], "releases": finding["releases"]})
+    for kind in found.values():
+        kind["populations"].sort(key=lambda where: -where["releases"])
     return sorted(found.values(), key=lambda kind: (kind["severity"] != "error", -kind["releases"], kind["code"]))
 
 
@@ -229,7 +235,7 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     sentence = f"{sentence} {_how_sure(seen, verified, now)}"
     beside = []
     low = [each["name"] for each in seen if each["room"] == "low"]
-    out = [each["name"] for each in seen if each["room"] == "exhausted"]
+    out = [each["name"] for each in seen if each["room"] == "exhausted" and not each["over_policy"]]  # said below
     if out:
         beside.append(f"Some of {_names(out)} have nothing left: no release that touches them is admitted.")
     if low:

@@ -26,6 +26,7 @@ from service.dashboard.pages import HEADERS, Refused, address, page, problem_of
 from service.dashboard.releases import decided, naming_individuals
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
+from service.dashboard.words import nth
 from service.errors import NotFound, Problem
 from service.operations import lives, outlooks, populations, readings, releases, reports, statements
 from service.operations.individuals import LEAST_RANGE, least_told
@@ -77,7 +78,7 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     if worst := budget["worst_off"]:
         most = sum(math.inf if each is None else each for each in (worst["spent"], worst["held"]))
         drawn["histogram"] = charts.histogram(
-            name="histogram", title="How much is spent and held, by datapoint", terms=terms, most=most,
+            name="histogram", title=f"How much is spent and held, by {data['unit']}", terms=terms, most=most,
             bins=bins(budget, over=data["over_policy"], most=most),
             budget=budget["budget"]["epsilon"],
         )  # fmt: skip
@@ -90,7 +91,7 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     windows = [each for each in budget["windows"] if each["epsilon"] is not None]
     if len(windows) > 1:
         drawn["windows"] = charts.bars(
-            name="windows", title="Windows of arrivals, in their order", terms=terms, order="given",
+            name="windows", title="By order of arrival", terms=terms, order="given",
             meters=[_meter(f"arrivals {each['start']:,} to {each['stop'] - 1:,}", each["epsilon"], None)
                     for each in windows],
         )  # fmt: skip
@@ -245,7 +246,7 @@ def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None, *, lea
         return found
     naming = naming_individuals(parts, [release.id for release in found] + ([] if like is None else [like]))
     if like in naming:
-        raise Problem("forbidden", "The policy lets pipelines name no single datapoints.", "like")
+        raise Problem("forbidden", "The policy lets pipelines ask for no chosen individuals.", "like")
     return [release for release in found if release.id not in naming]
 
 
@@ -274,7 +275,7 @@ def _forecast(
     if said is not None and refusal is not None:
         first = said["first"]
         series = outlooks.in_words(kind=first["kind"], mechanism=first["mechanism"], tasks=first["tasks"])
-        first["text"] = f"{series}, number {first['number']:,} from now,"
+        first["text"] = f"the {nth(first['number'])} further {series}"
         first["history"] = _history(parts, book, actor, refusal.history, ledger=refusal.ledger)
     return said
 
@@ -286,7 +287,7 @@ def _forecast(
     router,
     "/populations/{population}/tasks",
     title="Tasks",
-    question="What is learned together, and what is left for it?",
+    question="What is learned from whom, and what is left?",
     template="tasks.html",
 )
 def tasks(

@@ -28,6 +28,7 @@ from service.errors import Problem
 from service.operations import audits, certificates, jobs, keys, readings, releases, reports, statements
 from service.operations.individuals import may_read, names_individuals, without_readings
 from service.operations.keys import Actor
+from service.printed import plain, up
 from service.schemas import Artifact, Commit, Void
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _DECIDED = text(
 )
 _OVER: Final = {
     "budget.exceeded": "Over the lifelong budget.",
-    "task_budget.exceeded": "Over a task's own budget; the ε beside is that for life.",
+    "task_budget.exceeded": "Over a task's own budget.",
 }
 _ENTRIES = text("SELECT number, hash, body FROM entry WHERE release = :release ORDER BY number LIMIT 200")
 
@@ -118,9 +119,18 @@ def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]], *, bou
         reasons = (decision if is_told else without_readings(decision))["reasons"]
         found[row.id] = {
             "epsilon": {**decision["epsilon"], "bound": bound} if is_told else None,
-            "reason": _OVER.get(reasons[0]["code"], reasons[0]["message"]) if reasons else None,
+            "reason": _refused(reasons) if reasons else None,
         }
     return [{**each, **found[each["id"]]} for each in listed]
+
+
+def _refused(reasons: Sequence[dict[str, Any]]) -> str:
+    """The first reason, short; where only a task had no room, how far it would have come there, since ε is for life."""
+    first = reasons[0]
+    if first["code"] != "task_budget.exceeded" or first["budget"] is None:
+        return str(_OVER.get(first["code"], first["message"]))
+    reached = f"{up(first['epsilon'])} of {plain(first['budget'])}"
+    return f"It would fit for life, but not a task's own budget: ε {reached} in task “{first['task']}”."
 
 
 def naming_individuals(parts: Parts, listed: Sequence[str]) -> set[str]:
@@ -264,7 +274,7 @@ def _settling(release: ReleaseId, parts: Service, actor: Settler) -> dict[str, A
 @action(
     router,
     "/releases/{release}/commit",
-    title="Say that it left",
+    title="It was released: commit",
     question="Did this release leave the house?",
     template="commit.html",
     data=_settling,
@@ -284,7 +294,7 @@ async def commit(asked: Asked) -> Done:
 @action(
     router,
     "/releases/{release}/void",
-    title="Say that nothing left",
+    title="It was never released: void",
     question="Is it certain that nothing of this release left the house?",
     template="void.html",
     data=_settling,
@@ -293,7 +303,9 @@ async def void(asked: Asked) -> Done:
     """The hold is gone, as if it had never been."""
     if not asked.form.ticked("certain"):
         raise Problem(
-            "invalid", "A hold is voided only by whoever is certain that nothing left: tick the box.", "certain"
+            "invalid",
+            "A hold is voided only by whoever is certain that nothing left the house: tick the box.",
+            "certain",
         )
     why = Void(reason=_reason(asked))
     release, population = asked.shown["id"], asked.shown["population"]

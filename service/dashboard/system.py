@@ -27,19 +27,20 @@ _OVERDUE = text(
     "WHERE expires_at < CAST(:now AS timestamptz) - make_interval(secs => :patience)"
 )
 _CHECKPOINT = text("SELECT number, at FROM checkpoint ORDER BY number DESC LIMIT 1")
-_NEWEST = text("SELECT max(at) FROM entry")
+_NEWEST = text(
+    "SELECT max(entry.at) FROM population "
+    "JOIN entry ON entry.population_id = population.id AND entry.number = population.number"
+)
 _SINCE = text("SELECT min(created_at) FROM api_key")  # the first thing that an installation makes
 _SIZES = text("SELECT count(*) AS populations, coalesce(sum(number), 0) AS entries FROM population")
 _SERVER = text("SELECT current_setting('server_version') AS version, pg_database_size(current_database()) AS bytes")
 
 
-@page(router, "/system", title="System", question="Is the machine healthy?", template="system.html")
-def system(request: Request, parts: Service, _actor: Reader) -> Data:
-    """Health, version, migrations, what the sweeper has left undone, and the age of the last checkpoint."""
-    now = utc_now()
+def checks(parts: Parts, now: datetime) -> list[dict[str, Any]]:
+    """Whether decisions are made, the database is of this version, holds are expired and checkpoints are signed."""
     with parts.database.transaction() as connection:
         known, there = heads(connection)
-        checks = [
+        return [
             _check(
                 "writer", parts.writer.is_alive, "Decisions are made.", "A writer has stopped: start the service again."
             ),
@@ -53,11 +54,18 @@ def system(request: Request, parts: Service, _actor: Reader) -> Data:
             _swept(connection, parts, now),
             _signed(connection, parts, now),
         ]
+
+
+@page(router, "/system", title="System", question="Is the machine healthy?", template="system.html")
+def system(request: Request, parts: Service, _actor: Reader) -> Data:
+    """Health, version, migrations, what the sweeper has left undone, and the age of the last checkpoint."""
+    checked = checks(parts, utc_now())
+    with parts.database.transaction() as connection:
         sizes = connection.execute(_SIZES).one()
         server = connection.execute(_SERVER).one()
     return {
-        "is_healthy": all(each["ok"] for each in checks),
-        "checks": checks,
+        "is_healthy": all(each["ok"] for each in checked),
+        "checks": checked,
         "version": request.app.version,
         "postgresql": {"version": server.version, "bytes": int(server.bytes)},
         "populations": int(sizes.populations),

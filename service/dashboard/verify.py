@@ -93,7 +93,7 @@ def _promises(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
                 adjacency=given["adjacency"], proof_status="proved",
             ).odds()  # fmt: skip
         if odds is not None and name == "release":
-            odds = odds.replace("Whoever has seen every release,", "Whoever has seen this release and no other,")
+            odds = odds.replace("has seen every release and", "has seen this release alone and")
         found.append({**given, "is_alone": name == "release", "odds": odds})
     return found
 

@@ -100,6 +100,16 @@ def plural(value: int, one: str, many: str | None = None) -> str:
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
+def nth(number: int) -> str:
+    """A place in an order.
+
+    >>> nth(1), nth(12), nth(22), nth(1003)
+    ('1st', '12th', '22nd', '1,003rd')
+    """
+    teen = number % 100 in {11, 12, 13}
+    return f"{number:,}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def when(text: str | None) -> Markup:
     """A time of the ledger, to the minute; machines and a pointer find all of it."""
     if text is None:
@@ -119,9 +129,13 @@ def since(text: str, now: datetime) -> str:
 
     >>> since("2026-01-04T01:59:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
     'in 1 hour 59 minutes'
+    >>> since("2026-02-08T01:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z"))
+    'in 35 days'
     """
     seconds = (now - datetime.fromisoformat(text)).total_seconds()
     size, unit = next(((length, name) for length, name in _LENGTHS if abs(seconds) >= length), (1.0, "second"))
+    if unit == "month" and -90 * 86_400 < seconds < 0:
+        return f"in {plural(int(-seconds // 86_400), 'day')}"
     amount = plural(int(abs(seconds) // size), unit)
     if seconds >= 0:
         return f"{amount} ago"
@@ -159,12 +173,12 @@ def expiring(text: str, now: datetime, *, exactly: bool = False) -> Markup:
     >>> str(expiring("2026-01-04T06:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z")))
     'expires in 6 hours'
     >>> str(expiring("2026-01-02T00:00:00Z", datetime.fromisoformat("2026-01-04T00:00:00Z")))
-    'ran out 2 days ago; it is about to be counted as spent'
+    'ran out 2 days ago; not counted as spent yet'
     """
     is_over = datetime.fromisoformat(text) <= now
     at = Markup(" ({} UTC)").format(when(text)) if exactly else Markup()
     if is_over:
-        return Markup("ran out {}{}; it is about to be counted as spent").format(since(text, now), at)
+        return Markup("ran out {}{}; not counted as spent yet").format(since(text, now), at)
     return Markup("expires {}{}").format(since(text, now), at)
 
 
@@ -261,7 +275,7 @@ def told(text: str, release: str | None) -> Markup:
             pieces.append(short(piece, 10))
             is_cut = True
         else:
-            pieces.append(escape(piece.removeprefix(".") if is_cut else piece))  # "…" needs no full stop
+            pieces.append(unbroken(piece.removeprefix(".") if is_cut else piece))  # "…" needs no full stop
             is_cut = False
     return Markup().join(pieces)
 

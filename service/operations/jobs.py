@@ -575,7 +575,7 @@ def _sentence(status: str, attempt: int, error: str | None, *, is_over: bool) ->
     """A line of a job's history.
 
     >>> _sentence("running", 1, None, is_over=True), _sentence("running", 2, None, is_over=False)
-    ('Attempt 1 ran.', 'Attempt 2 runs.')
+    ('Attempt 1 ran.', 'Attempt 2 is running.')
     """
     because = "" if error is None else f": {ERRORS.get(error, error)}"
     waits = "waited" if is_over else "waits"
@@ -585,7 +585,7 @@ def _sentence(status: str, attempt: int, error: str | None, *, is_over: bool) ->
         case "queued":
             return f"Attempt {attempt} came to nothing, and it {waits} for the next{because}."
         case "running":
-            return f"Attempt {attempt} {'ran' if is_over else 'runs'}."
+            return f"Attempt {attempt} {'ran' if is_over else 'is running'}."
         case "committed":
             return f"Attempt {attempt} is committed."
         case "failed":

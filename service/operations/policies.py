@@ -42,8 +42,8 @@ _VERSIONS = text(
 _WORDS: Final = {
     "deny": "the release is denied",
     "trim": "whoever cannot afford it is left out",
-    True: "may name single datapoints",
-    False: "may not name single datapoints",
+    True: "may ask for chosen individuals",
+    False: "may not ask for chosen individuals",
 }
 
 
@@ -55,6 +55,7 @@ class Denied:
     number: int
     at: str
     mechanism: str | None
+    tasks: tuple[str, ...]
     datapoints: int
     reasons: tuple[str, ...]
 
@@ -65,6 +66,7 @@ class Denied:
             "number": self.number,
             "at": self.at,
             "mechanism": self.mechanism,
+            "tasks": list(self.tasks),
             "datapoints": self.datapoints,
             "reasons": list(self.reasons),
         }
@@ -150,6 +152,7 @@ def preview(database: Database, book: Book, changes: Mapping[str, Any]) -> dict[
         "text": policy_in_words(policy_to(new)),
         "changes": differences(policy_to(book.policy), policy_to(new)),
         "already_over": readings.over(book, new.budget),
+        "datapoints": book.size,
         "looked_at": looked_at,
         "admitted": sum(release.status != "denied" for release in book.releases.values()),
         "would_have_denied": [each.to_json() for each in found],
@@ -188,6 +191,7 @@ def would_have_denied(database: Database, book: Book, *, new: Policy) -> tuple[l
                     number=release.number,
                     at=release.at,
                     mechanism=release.mechanism,
+                    tasks=tuple(sorted(release.tasks)),
                     datapoints=release.datapoints,
                     reasons=tuple(reasons),
                 )

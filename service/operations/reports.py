@@ -198,7 +198,7 @@ def of_population(
         if book.chain.link.hash != digest:
             raise Problem("conflict", f"Entry {number:,} of {population!r} is not what was written: verify its ledger.")
         if "policy" in document and isinstance(document["policy"], dict):
-            policies = [*(policies if begun else []), _policy(book, document, number)]
+            policies = [*(policies if begun else []), _policy(document, number)]
         if not begun:
             continue
         if len(entries) >= MOST_ENTRIES:
@@ -512,12 +512,10 @@ def _policies(database: Database, book: Book, version: int, upto: int) -> list[d
     with database.transaction() as connection:
         rows = connection.execute(_POLICIES, {"name": book.name, "upto": upto}).all()
     documents = [(row.number, from_canonical(bytes(row.body))) for row in rows]
-    return [
-        _policy(book, document, number) for number, document in documents if document["policy"]["version"] >= version
-    ]
+    return [_policy(document, number) for number, document in documents if document["policy"]["version"] >= version]
 
 
-def _policy(book: Book, document: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _policy(document: Mapping[str, Any], number: int) -> dict[str, Any]:
     policy = document["policy"]
     return {
         "version": policy["version"],
@@ -527,33 +525,33 @@ def _policy(book: Book, document: Mapping[str, Any], number: int) -> dict[str, A
         "reason": document.get("reason"),
         "epsilon": policy["budget"]["epsilon"],
         "delta": policy["budget"]["delta"],
-        "text": policy_in_words(policy, unit=book.unit),
+        "text": policy_in_words(policy),
     }
 
 
-def policy_in_words(policy: Mapping[str, Any], *, unit: str = "datapoint") -> str:
-    """A policy of the log as sentences, with its datapoints called by what they are where the caller says it."""
+def policy_in_words(policy: Mapping[str, Any]) -> str:
+    """A policy of the log as sentences."""
     exhausted = {
         "deny": "A release that somebody cannot afford is denied.",
         "trim": "Whoever cannot afford a release is left out of it.",
     }
-    names = "may" if policy["named_scopes"] else "may not"
-    budget, accepts = policy["budget"], f"Mechanisms are accepted that are {' or '.join(policy['accepts'])}."
+    asks = "may also ask for" if policy["named_scopes"] else "may ask for tasks and groups only, not for"
+    budget, accepts = policy["budget"], f"{' and '.join(policy['accepts']).capitalize()} mechanisms are accepted."
     if policy["accepts"] == ["proved"]:
         accepts = "Only proved mechanisms are accepted."
     findings = {**DEFAULT_VERDICTS, **policy.get("findings", {})}
     deny = [each for each, said in findings.items() if said == "deny"]
-    levels = " or ".join(each for each in deny if each in DEFAULT_VERDICTS)
+    levels = " or ".join(f"“{each}”" for each in deny if each in DEFAULT_VERDICTS)
     named = " or ".join(each for each in deny if each not in DEFAULT_VERDICTS)
-    kinds = " or ".join(kind for kind in (levels and f"of severity {levels}", named and f"of the kind {named}") if kind)
+    kinds = " or ".join(kind for kind in (levels and f"marked {levels}", named and f"of the kind {named}") if kind)
     allowed = " or ".join(each for each, said in findings.items() if said == "allow" and each in RULES)
-    more = [f"A finding {kinds} denies a release." if kinds else "No finding denies a release."]
+    more = [f"A release with a finding {kinds} is denied." if kinds else "No finding denies a release."]
     more += [f"A finding of the kind {allowed} is allowed by name."] if allowed else []
     more += ["Whose the rows of files are is said by rules."] if policy.get("data") else []
     more += [f"Violations that block no more: {', '.join(policy['lifted'])}."] if policy.get("lifted") else []
     return (
         f"Nobody may be charged more than ε = {plain(budget['epsilon'])} at δ = {plain(budget['delta'])} for life. "
-        f"{accepts} {exhausted[policy['on_exhausted']]} Pipelines {names} name single {unit}s. {' '.join(more)}"
+        f"{accepts} {exhausted[policy['on_exhausted']]} Pipelines {asks} chosen individuals. {' '.join(more)}"
     )
 
 

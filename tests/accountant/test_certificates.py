@@ -215,7 +215,7 @@ def test_it_says_what_was_looked_at_and_old_certificates_do_not_state_it() -> No
     assert said_of(STORED.read_bytes())["text"] == "Not stated: nothing says whether anybody looked."
     nobody = said_of(certificate(lambda document: document.update(audit=None)))
     assert (nobody["made"], nobody["artifact_opened"]) == (False, False)
-    assert nobody["text"].startswith("Not audited: nobody opened the artifact")
+    assert nobody["text"].startswith("Not audited: no file was opened; only what was declared was checked.")
     seen = said_of(certificate(audited()))
     assert (seen["made"], seen["entry"], seen["opened_by"], len(seen["checked"])) == (True, 6, "service", 2)
     unopened = said_of(certificate(audited(artifact_opened=False, opened_by=None)))

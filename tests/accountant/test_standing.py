@@ -118,7 +118,7 @@ def test_a_finding_in_the_artifact_outlives_everybody_who_did_not_open_it(
 @pytest.mark.parametrize(
     ("entries", "made", "opened_by", "text"),
     [
-        ([held(), committed()], False, None, "Not audited: nobody opened the artifact"),
+        ([held(), committed()], False, None, "Not audited: no file was opened; only what was declared was checked."),
         ([held(), audited(), committed()], True, None, "Nobody opened the artifact."),
         ([held(), committed(), audited(opened=A)], True, "service", "the service opened the artifact"),
         ([held(), committed(), audited(opened=B)], True, None, "Nobody opened the artifact."),

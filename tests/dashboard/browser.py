@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.0.min.js"
 SCREENSHOTS = Path(__file__).resolve().parents[2] / ".screenshots"
@@ -162,6 +162,7 @@ class Sight:
             raise AssertionError(f"{self.page.url} is {wide} wide on {shown}: {json.dumps(culprits, indent=1)}")
 
     def photograph(self, name: str) -> None:
-        """For people to look at."""
+        """For people to look at, with all that the page fetches after it was opened."""
+        expect(self.page.locator(".htmx-request")).to_have_count(0)
         SCREENSHOTS.mkdir(exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}-{self.name}.png", full_page=True, animations="disabled")

@@ -289,7 +289,7 @@ def test_windows_stay_in_their_order_and_equal_tasks_in_that_in_which_they_came(
     ]
     given = charts.bars(name="c", title="t", terms=TERMS, meters=found, order="given")
     assert [row[0] for row in rows(given)] == ["0 to 8", "9 to 10", "100 to 200"]
-    assert "Least is available in 9 to 10" in given
+    assert "Least is available in “9 to 10”" in given
     least = charts.bars(name="c", title="t", terms=TERMS, meters=found, order="least")
     assert [row[0] for row in rows(least)] == ["9 to 10", "0 to 8", "100 to 200"]
 

@@ -92,6 +92,8 @@ def test_tighten_a_policy(officer: Sight, house: House) -> None:
     preview = page.locator("#preview")
     preview.get_by_text("What changes").wait_for()
     assert "ε for life" in preview.inner_text()
+    assert "version 2 replaces version 1 at once; ε for life = 0.5 can never be raised again" in preview.inner_text()
+    assert preview.get_by_role("link", name="Cancel").count() == 1
     preview.get_by_label("Reason").fill("The board asked for more caution.")
     preview.get_by_label(re.compile("I mean it")).check()
     preview.get_by_role("button", name="Put version 2 into force").click()
@@ -154,9 +156,9 @@ def test_a_stranger_checks_a_certificate_and_learns_nothing_else(browser: Browse
         said = page.locator("#verdict").inner_text()
         alone, life = said.index("This release alone"), said.index("Everything ever released about one user, together")
         assert re.search(r"ε ≤ 0\.\d+ \(δ = 1e-06, per user, with or without one user, upper bound\)", said[alone:life])
-        assert "Whoever has seen this release and no other, knows" in said[alone:life]
+        assert "An attacker who has seen this release alone and knows" in said[alone:life]
         assert "ε ≤ 1.5 (δ = 1e-06, per user, with or without one user, upper bound)" in said[life:]
-        assert "Whoever has seen every release, knows" in said[life:]
+        assert "An attacker who has seen every release and knows" in said[life:]
         broken = house.certificate.replace(b"A", b"B", 1).decode()
         page.get_by_label("Or its text").fill(broken)
         page.get_by_role("button", name="Check it").click()
@@ -281,13 +283,13 @@ def test_a_hold_is_committed_for_a_reason(officer: Sight, house: House) -> None:
         charges = [{"scope": {"ranges": [[0, 20]]}, "event": {"kind": "pure_dp", "epsilon": 0.001}}]
         release = stint.propose(population="demo", charges=charges, state={"retained": "dp_only"})["id"]
     page = officer.open(f"/releases/{release}")
-    page.get_by_role("link", name="It left: commit…").click()
+    page.get_by_role("link", name="It was released: commit…").click()
     asked = page.locator("#confirm")
     asked.get_by_label("Reason").fill("It is in production.")
-    asked.get_by_role("button", name="Say that it left").click()  # without the tick the browser stops it
+    asked.get_by_role("button", name="It was released: commit").click()  # without the tick the browser stops it
     assert page.get_by_role("status").count() == 0
     asked.get_by_label(re.compile("I mean it")).check()
-    asked.get_by_role("button", name="Say that it left").click()
+    asked.get_by_role("button", name="It was released: commit").click()
     page.get_by_role("status").wait_for()
     assert "what it held is spent" in page.get_by_role("status").inner_text()
     assert "It is in production." in page.locator("ol.timeline").inner_text()

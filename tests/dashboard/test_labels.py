@@ -77,7 +77,7 @@ def test_what_is_said_of_labels_can_be_read(sights: dict[str, Sight]) -> None:
         words = page.locator("section[aria-labelledby=labels]").inner_text()
         assert "released 2 labels" in words
         assert "took 3 labels from a prior" in words
-        assert "All others are read as other" in words
+        assert "A label that is named neither here nor in a rule is read as other" in words
         assert "1 label is read as another, 1 is dropped" in words
         assert "Records with any other label are dropped." in words
         if sight.name == "scriptless":

@@ -95,19 +95,21 @@ def test_what_is_refused_is_seen(sight: Sight) -> None:
     times.evaluate("field => field.removeAttribute('min')")
     times.fill("0")
     times.blur()
-    page.locator("#said [role=alert]").wait_for()
-    assert "cannot be read" in page.locator("#said").inner_text()
+    refusal = page.locator("[role=alert]")
+    refusal.wait_for()
+    assert "“How often” has to be at least 1." in refusal.inner_text()
     assert page.evaluate("scrollY") > 100  # one is far down the page, and sees it all the same
-    box = page.locator("#said [role=alert]").bounding_box()
+    box, asked = refusal.bounding_box(), times.bounding_box()
     assert box is not None
-    assert box["y"] >= 0
-    assert page.locator("#plan-result").inner_text() == ""  # what was answered before is no answer to this
+    assert asked is not None
+    assert asked["y"] + asked["height"] <= box["y"]  # the field that it speaks of is not under it
+    assert page.locator("#plan-result").inner_text() == refusal.inner_text()  # in the place of an answer
     sight.is_accessible()
     sight.photograph("refused-with-scripts")
     times.fill("3")
     times.blur()
     page.wait_for_url("**times=3**")
-    page.locator("#said [role=alert]").wait_for(state="detached")  # what is mended is no longer complained of
+    refusal.wait_for(state="detached")  # what is mended is no longer complained of
 
 
 def test_a_certificate_is_checked_where_it_was_pasted(browser: Browser, house: House) -> None:
@@ -183,19 +185,19 @@ def test_an_action_is_confirmed_where_its_button_is(sight: Sight, house: House) 
     release = proposed(house)
     page = sight.open(f"/releases/{release}")
     without_reload(sight)
-    page.get_by_role("link", name="It left: commit…").click()
+    page.get_by_role("link", name="It was released: commit…").click()
     asked = page.locator("#confirm")
     asked.get_by_label("Reason").wait_for()
     assert was_swapped(sight)
     assert page.url.endswith(release)  # looking is no state
     sight.is_accessible()
     sight.photograph("release-confirm")
-    page.get_by_role("link", name="Nothing left: void…").click()
+    page.get_by_role("link", name="It was never released: void…").click()
     asked.get_by_label("I am certain").wait_for()
-    assert asked.get_by_role("button").all_inner_texts() == ["Void the hold"]
+    assert asked.get_by_role("button").all_inner_texts() == ["It was never released: void"]
     asked.get_by_label("Reason").fill("The run was stopped.")
     asked.get_by_label("I am certain").check()
-    asked.get_by_role("button", name="Void the hold").click()
+    asked.get_by_role("button", name="It was never released: void").click()
     page.get_by_role("status").wait_for()
     assert "voided" in page.get_by_role("status").inner_text()
     assert "The run was stopped." in page.locator("ol.timeline").inner_text()
@@ -207,7 +209,7 @@ def test_an_action_that_came_too_late_says_so(sight: Sight, house: House) -> Non
     page = sight.open(f"/releases/{release}")
     with Stint(house.url, house.key) as stint:
         stint.void(release, reason="somebody else was quicker")
-    page.get_by_role("link", name="It left: commit…").click()
+    page.get_by_role("link", name="It was released: commit…").click()
     page.locator("#said [role=alert]").wait_for()
     assert "there is no hold to settle" in page.locator("#said").inner_text()
     assert page.locator("#confirm").inner_text() == ""

@@ -67,7 +67,7 @@ def test_every_role_finds_its_way_in_a_browser(role: str, browser: Browser, trou
         sight.is_content()
     page = sight.open(f"/releases/{troubled.held}")
     sight.photograph(f"role-{role}-release")
-    assert (page.get_by_role("link", name="It left: commit…").count() == 1) == (role == "officer")
+    assert (page.get_by_role("link", name="It was released: commit…").count() == 1) == (role == "officer")
     assert (page.locator("#timeline").count() == 1) == (role in {"officer", "auditor"})
     page = sight.open(f"/populations/{SPENT}/policy")
     sight.photograph(f"role-{role}-policy")

@@ -316,14 +316,19 @@ def test_the_budget_of_a_task_is_told_with_its_own_delta(call: Caller) -> None:
     [reason] = denied["decision"]["reasons"]
     assert (reason["code"], reason["delta"]) == ("task_budget.exceeded", 3e-8)
     person = call("GET", f"/populations/{name}/datapoint?ordinal=3").text
-    assert re.search(r"In the own budget of t: .*δ = 3e-08", person)
-    assert "reads of the release without any other, at its δ, 1e-06; engines may prove less of it." in person
+    assert re.search(r"In the own budget of task “t”: .*δ = 3e-08", person)
+    alone = (
+        'reads of the release without any other, at its δ, <span class="joined">1e-06</span>; engines may prove less'
+    )
+    assert alone in person
     assert [each["delta"] for each in call.ok("GET", f"/v1/populations/{name}/datapoints/3")["tasks"]] == [3e-8]
     page = call("GET", f"/releases/{denied['id']}").text
     assert re.search(
         r"the own budget of their task is 0.5 <span class=\"beside\">\(<span class=\"joined\">δ = 3e-08", page
     )
-    assert re.search(r"a task(&#39;|')s own budget of 0.5 <span class=\"beside\">\(δ = 3e-08", page)
+    assert re.search(
+        r"a task(&#39;|')s own budget of 0.5 <span class=\"beside\">\(<span class=\"joined\">δ = 3e-08", page
+    )
 
 
 def test_whoever_has_no_finite_epsilon_is_not_shown_within_the_budget(call: Caller) -> None:
@@ -345,7 +350,7 @@ def test_bad_requests_are_pages_in_the_words_of_problems(service: Local, visitor
         ("/nothing", 404, "There is nothing at this address."),
         ("/populations/nobody/budget", 404, "There is no population"),
         (f"/populations/{population}/task?name=<script>", 404, "&lt;script&gt;"),
-        (f"/populations/{population}/releases?status=lost", 422, "The request cannot be read"),
+        (f"/populations/{population}/releases?status=lost", 422, "What was sent cannot be used as it is"),
         (f"/populations/{population}/releases?cursor=!", 422, "not a cursor"),
         (f"/populations/{population}/datapoint?ordinal=99", 404, "ordinals begin at 0"),
         ("/releases/rel_0000000000000000000000000Z", 404, "There is no release"),
@@ -382,7 +387,16 @@ def test_a_form_is_refused_in_words_that_name_its_field() -> None:
 def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied(call: Caller) -> None:
     name = call.population(count=20, epsilon=1.0)
     held = call.propose(name, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.4}))["id"]
-    call.propose(name, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.9}))
+    denied = call.propose(name, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.9}))["id"]
+    refused, open_ = call("GET", f"/releases/{denied}").text, call("GET", f"/releases/{held}").text
+    assert "Nothing was released, and no budget was used." in refused
+    assert "What it would have done, and to whom" in refused
+    assert "What it does, and to whom" in open_
+    assert 'class="verdict warn"' in open_
+    assert "20 users" in open_
+    assert "20 datapoints" not in open_
+    assert "Nothing was released" not in open_
+    assert "not derived from a mechanism</dd>" in open_  # of which there is none, so none is proved
     assert "must not leave" not in call("GET", f"/releases/{held}").text
     assert "Over the lifelong budget." in call("GET", f"/populations/{name}/releases").text
     asked = call("GET", f"/releases/{held}/void").text
@@ -390,10 +404,22 @@ def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied
     assert "That comes back." in asked
     call.ok("POST", f"/v1/populations/{name}/status", {"status": "frozen", "reason": "a question"})
     page = call("GET", f"/releases/{held}").text
-    assert f"{name} is frozen: it must not leave. If nothing left, void it." in page
+    assert f"{name} is frozen: it must not leave. If it was never released, void it." in page
     assert re.search(r'class="button" href="/releases/\w+/void"', page)
     call.ok("POST", f"/v1/releases/{held}/void", {"reason": "stopped"})
-    assert "given back" in call("GET", f"/populations/{name}/releases").text
+    listed = call("GET", f"/populations/{name}/releases").text
+    assert "given back, never released" in listed
+    assert "while it was held" in listed
+    assert "2 releases: 1 denied, 1 voided." in listed
+
+
+def test_a_release_that_only_a_task_had_no_room_for_says_by_how_much(call: Caller) -> None:
+    name = call.population(count=20, epsilon=2.0)
+    budget = {"epsilon": 0.5, "delta": 1e-7}
+    call.ok("POST", f"/v1/populations/{name}/tasks", {"name": "t", "members": {"ranges": [[0, 20]]}, "budget": budget})
+    call.propose(name, ({"task": "t"}, {"kind": "pure_dp", "epsilon": 0.9}))
+    listed = call("GET", f"/populations/{name}/releases").text
+    assert re.search("It would fit for life, but not a task&#39;s own budget: ε 0.9\\d* of 0.5 in task “t”.", listed)
 
 
 def test_an_address_that_cannot_be_read_is_refused_in_words(call: Caller) -> None:

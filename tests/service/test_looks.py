@@ -86,7 +86,7 @@ def test_a_release_that_nobody_looked_at_is_not_audited_and_says_so_everywhere(
     house.pipeline.commit(held, sha256=SHA)
     says = said(house, held)["audit"]
     assert (says["made"], says["artifact_opened"], says["checked"]) == (False, False, [])
-    assert says["text"].startswith("Not audited: nobody opened the artifact")
+    assert says["text"].startswith("Not audited: no file was opened; only what was declared was checked.")
     assert house.auditor.get(f"/v1/releases/{held}")["audit"] == says
     content = house.auditor.ask("GET", f"/v1/releases/{held}/certificate", status=200).content
     posted = house.as_(None).ask("POST", "/v1/verify", content=content, headers={"Content-Type": "application/json"})

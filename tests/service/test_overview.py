@@ -99,10 +99,14 @@ def test_a_young_installation_is_healthy_and_one_that_never_signs_is_not(
 
     assert check()["healthy"]
     assert check()["text"] == "The first checkpoint is signed within 60 minutes of the start."
+    assert seen(alone)["not_in_order"] == []
     monkeypatch.setattr(system, "utc_now", lambda: datetime.now(UTC) + timedelta(hours=5))
     late = check()
     assert not late["ok"]
     assert "No checkpoint has been signed yet, 6 hours after" in late["text"]
+    monkeypatch.setattr(overview, "utc_now", lambda: datetime.now(UTC) + timedelta(hours=5))
+    assert seen(alone)["not_in_order"] == [late["text"]]
+    assert "is not in order. No checkpoint has been signed yet" in alone.call("GET", "/overview").text
     checkpoint(alone.parts)
     assert check()["ok"]
 
@@ -128,7 +132,10 @@ def test_what_is_not_proved_or_breaks_a_rule_is_no_yes() -> None:
             f"/populations/{name}/task?name=t", f"/populations/{name}/datapoint?ordinal=3",
             f"/populations/{name}/releases", f"/releases/{release}", f"/releases/{denied['id']}", f"/jobs/{job['id']}",
         ):  # fmt: skip
-            page = call("GET", path).text.replace("Every ε here is an upper bound", "")
+            page = call("GET", path).text.replace("every ε is an upper bound", "")
+            if path.endswith("/budget"):
+                assert "but it is not guaranteed: a policy accepted mechanisms whose privacy is only claimed" in page
+                assert "All odds" not in page  # of which there are none
             assert "claimed, no bound" in page, path
             assert not re.search("upper bound|ε ≤|Held, at most", page), path
         statement = f"/v1/populations/{name}/datapoints/3/statement"
@@ -190,4 +197,17 @@ def test_findings_are_grouped_by_code_over_populations() -> None:
         ("Y", 1, "2026-01-01"),
         ("X", 5, "2026-01-03"),
     ]
-    assert [each["name"] for each in found[1]["populations"]] == ["a", "b"]
+    assert [each["name"] for each in found[1]["populations"]] == ["b", "a"]  # by number
+
+
+def test_holds_that_are_not_listed_are_counted() -> None:
+    with local() as service:
+        call = service.call
+        name = call.population(count=20, epsilon=5.0)
+        for _ in range(overview.HOLDS_SHOWN + 1):
+            call.propose(name, ({"ranges": [[0, 20]]}, {"kind": "pure_dp", "epsilon": 0.1}))
+        said = seen(service)
+        assert (len(said["holds"]), said["holds_in_all"], said["held_by_jobs"]) == (overview.HOLDS_SHOWN, 9, 0)
+        page = call("GET", "/overview").text
+        assert "And 1 more.</p>" in page
+        assert '<span class="screen-only">; open its badge to do it again</span>' in page

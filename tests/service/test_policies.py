@@ -36,7 +36,14 @@ def test_a_lower_budget_would_have_denied_what_went_beyond_it(service: Local, po
     ]  # fmt: skip
     found = preview(service, population, epsilon=1.0)
     assert found["changes"] == [{"what": "ε for life", "from": "2", "to": "1"}]
-    assert found["already_over"] == 10
+    assert (found["already_over"], found["datapoints"]) == (10, 100)
+    assert found["text"].startswith(
+        "Nobody may be charged more than ε = 1 at δ = 1e-06 for life. Only proved mechanisms"
+    )
+    assert "Pipelines may ask for tasks and groups only, not for chosen individuals." in found["text"]
+    assert (
+        preview(service, population, accepts=["proved", "claimed"])["text"].count("Proved and claimed mechanisms") == 1
+    )
     assert found["looked_at"] == 3
     assert found["would_have_denied"][0]["datapoints"] == 10
     assert found["would_have_denied"][0]["reasons"] == ["It brought somebody to ε = 1.2."]

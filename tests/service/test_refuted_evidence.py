@@ -88,7 +88,7 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(
             (audit, "violation", True)
         ]
         assert report["promise"]["epsilon_upper"] is None
-        assert report["policies"][0]["text"].endswith("A finding of severity error denies a release.")
+        assert report["policies"][0]["text"].endswith("A release with a finding marked “error” is denied.")
         assert [each["kind"] for each in report["decisions"][0]["events"]] == ["repeated"]
         page = call("GET", f"{path}?format=html").text
         assert f"Audit <code>{audit}</code>" in page

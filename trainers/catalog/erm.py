@@ -155,7 +155,8 @@ OUTPUT_PERTURBATION: Final = Mechanism(
     adjacencies=("add_remove", "replace_one"),
     proof_status="proved",
     proof_note=(
-        "Of this version. One datapoint moves the weights by at most L/(m n), since gradient descent with a step of "
+        "Proved for the version that runs here. "
+        "One datapoint moves the weights by at most L/(m n), since gradient descent with a step of "
         "at most 2/(beta + m) is a contraction; the optimum need not be reached. It holds if rows are scaled down to "
         "a public norm, averages divide by the public number of slots, the centre is public or was released, and "
         "pure noise is spherical: Laplace noise on each coordinate, as printed, costs the root of their number more."

@@ -71,7 +71,8 @@ L2DP_ML: Final = Mechanism(
     adjacencies=("add_remove", "replace_one"),
     proof_status="proved",
     proof_note=(
-        "Of this version, not of the paper's: one Gaussian mechanism for each task, on a sum of bounded vectors; "
+        "Proved for the version that runs here, not the paper's: "
+        "one Gaussian mechanism for each task, on a sum of bounded vectors; "
         "training and replay read what was released. It holds if features are fixed in public, each is scaled to norm "
         "1 by itself, and the noise is fresh for every task, every class and every entry of the moments."
     ),
@@ -150,7 +151,8 @@ L2DP_ML_AS_PUBLISHED: Final = Mechanism(
     proof_note=(
         "The same noise masks every record, batch and task: differences of perturbed records are free of it, and two "
         "releases give it away by linear algebra: an attack is right every time, and shows all that its samples can "
-        "(docs/soundness.md). For reproduction and audits; use l2dp-ml."
+        "(docs/soundness.md). Kept only to reproduce and audit the paper; for real "
+        "releases use l2dp-ml."
     ),
     parameters=(
         Parameter(

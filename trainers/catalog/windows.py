@@ -295,7 +295,8 @@ SLIDING_WINDOW: Final = Mechanism(
     adjacencies=("add_remove", "replace_one"),
     proof_status="proved",
     proof_note=(
-        "Of this version, which shares the budget of a life among the levels; the paper leaves the noise below "
+        "Proved for the version that runs here, which "
+        "shares the budget of a life among the levels; the paper leaves the noise below "
         "the base open, and its theorem fails for some readings (docs/streams.md). A datapoint enters one "
         "block of each level. It holds if the losses have a public Lipschitz constant, the penalty is strongly "
         "convex, training is contractive or exact, averages divide by the full size of a block, and pure noise "
@@ -371,7 +372,8 @@ MULTI_RESOLUTION: Final = Mechanism(
     adjacencies=("add_remove", "replace_one"),
     proof_status="proved",
     proof_note=(
-        "Of this version. A datapoint enters one block of each level, and shares of the budget that halve from level "
+        "Proved for the version that runs here. "
+        "A datapoint enters one block of each level, and shares of the budget that halve from level "
         "to level have a sum, so that no life passes it however long the stream. It needs what output-perturbation "
         "needs of every model; the paper's noise on each coordinate does not do."
     ),
@@ -404,7 +406,8 @@ CONTINUAL_RELEASE: Final = Mechanism(
     adjacencies=("add_remove", "replace_one"),
     proof_status="proved",
     proof_note=(
-        "Of this version. What bases and updates cost is added up for the worst-off datapoint, in closed form, and "
+        "Proved for the version that runs here. "
+        "What bases and updates cost is added up for the worst-off datapoint, in closed form, and "
         "the noise is larger than the paper's by max(1, 3/2 - b0/B): its own lets a life cost up to half as much "
         "again as it claims. It needs what output-perturbation needs of every model, and blocks that do not share "
         "their ends."
