@@ -14,6 +14,7 @@ from service.api.context import Service
 from service.dashboard import charts
 from service.dashboard.charts import Interval, Rates, Terms
 from service.dashboard.decisions import carried_out, must_be_confirmed, reason_of
+from service.dashboard.ledger import entry
 from service.dashboard.pages import Asked, Data, Done, action, page
 from service.dashboard.policies import lifting
 from service.dashboard.visitors import as_in, may
@@ -191,8 +192,11 @@ def one(audit: Audit, parts: Service, actor: Reader) -> Data:
     """One audit: its plan, which was logged first, and what came of it."""
     found = audits_api.get(audit, parts, actor)
     plans = {plan.name: plan.what for plan in offered(found["mechanism"])} if found["mechanism"] in CATALOG else {}
+    plan = entry(found["population"], parts, actor, found["planned_by"]) if actor.sees_individuals else None
     return {
         **found,
         "what": plans.get(found["audit"], ""),
+        "asked": None if plan is None else {"by": plan["body"]["actor"], "reason": plan["body"].get("reason")},
+        "names": {} if plan is None else plan["names"],
         "lift": lifting(found["population"], audit) if may(actor, populations_api.change_policy) else None,
     }

@@ -146,8 +146,8 @@ def _released(book: Book, document: Mapping[str, Any], ordinal: int) -> dict[str
 def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
     who = "each person as a whole" if book.unit == "user" else "each single record"
     about = (
-        f"This statement is about number {ordinal:,}, in the order of arrival, of the {book.size:,} in the population "
-        f"{book.name}. What is protected here is {who}. This statement was read from the ledger on {moment(at)}, at "
+        f"This statement is about number {ordinal:,}, counted from 0 in the order of arrival, of the {book.size:,} in "
+        f"the population {book.name}. What is protected here is {who}. This statement was read from the ledger on {moment(at)}, at "
         f"entry {book.number:,}."
     )
     paragraphs = [about]

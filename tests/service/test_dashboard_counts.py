@@ -45,6 +45,22 @@ def test_a_mechanism_says_of_each_audit_how_far_it_came(service: Local, call: Ca
     assert "abandoned" in page
 
 
+def test_who_planned_an_audit_and_why_is_told_where_the_ledger_may_be_read(service: Local, call: Caller) -> None:
+    name = call.population(count=60, epsilon=2.0, delta=1e-5)
+    asked = {"population": name, "mechanism": "dp-sgd", "audit": "weights after one step", "samples": 1000}
+    planned = call.ok("POST", "/v1/audits", asked | {"reason": "before the autumn release"})["id"]
+    path, number = f"/audits/{planned}", call.ok("GET", f"/v1/audits/{planned}")["planned_by"]
+    entry = f"/populations/{name}/entry?number={number}"
+    page = call("GET", path).text
+    assert ": before the autumn release</dd>" in page
+    assert f'href="{entry}">entry {number}</a>' in page
+    assert "not started yet" in page
+    key = {"Authorization": f"Bearer {keys.create(service.parts.database, name='p', roles=['pipeline'])['secret']}"}
+    page = call("GET", path, headers=key).text
+    assert "autumn" not in page
+    assert entry not in page
+
+
 def test_keys_that_have_ended_open_nothing_and_are_not_counted(
     service: Local, call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
