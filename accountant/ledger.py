@@ -209,7 +209,8 @@ class Decision:
     """Admitted with a hold to record, or denied with reasons and advice.
 
     `epsilon_before` and `epsilon_after` are the highest readings of the lifelong meter among the datapoints that are
-    touched, with open holds counted; they need not be those of the same datapoint. `quotes` are the prices that were compared with what is left, whatever came of it.
+    touched, with open holds counted; they need not be those of the same datapoint. `quotes` are the prices that were
+    compared with what is left, whatever came of it.
     """
 
     hold: Held | None

@@ -118,7 +118,9 @@ class PlannedAudit:
         if self.power is None or self.power.suffices(self.samples):
             return "so many samples prove nothing at this confidence"
         if self.power.samples is None:
-            return f"at the confidence of audit {self.number} this attack would not catch it weakened to {self.power.twin}"
+            return (
+                f"at the confidence of audit {self.number} this attack would not catch it weakened to {self.power.twin}"
+            )
         return (
             f"catching it weakened to {self.power.twin} takes {self.power.samples:,} samples, and there were "
             f"{self.samples:,}"

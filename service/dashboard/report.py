@@ -48,6 +48,7 @@ def choose(
         "created_at": created_at,
         "entries": entries,
         "query": {"from": since, "to": until},
+        "goes_on": last is not None and last >= today,
         "documents": None if first is None and last is None else documents(population, first, last),
         "quarters": [
             {**each, "to_page": address(f"/populations/{population}/report", **each["period"])}
