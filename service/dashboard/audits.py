@@ -43,7 +43,7 @@ def every(
     parts: Service,
     actor: Reader,
     population: Annotated[PopulationName | Literal[""], Query()] = "",
-    status: Annotated[Literal["", "queued", "running", "concluded", "failed"], Query()] = "",
+    status: Annotated[str, Query(pattern=f"^({'|'.join(empirical.SORTS)})?$")] = "",
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> Data:
     """Newest first."""
@@ -54,7 +54,7 @@ def every(
         **found,
         "query": {"population": population, "status": status},
         "violations": empirical.violations(parts.database, population=population or None, status=status or None),
-        "statuses": empirical.STATUSES,
+        "statuses": [each for each in empirical.SORTS if each != "concluded"],  # those have their verdicts
         "populations": _names(parts, actor),
         "may_plan": may(actor, audits_api.plan),
     }
@@ -71,7 +71,7 @@ def _intervals(name: str, title: str, items: list[dict[str, Any]]) -> Any:
         title=title,
         intervals=[
             Interval(
-                label=f"{each['mechanism']}: {each['audit']}",
+                label=f"{each['mechanism']} in {each['population']}, audit {each['number']:,}: {each['audit']}",
                 lower=each["lower_bound"]["epsilon_lower"],
                 promise=each["promise"]["epsilon"],
                 terms=Terms(delta=each["promise"]["delta"], unit=each["unit"]),
@@ -176,6 +176,7 @@ def _drawn(data: Data) -> dict[str, Any]:
         epsilon=promise["epsilon"],
         delta=promise["delta"],
         points=points,
+        is_violated=data["verdict"] == "violation",
     )
     return {"interval": _intervals("found", "Found against promised", [data]), "roc": roc if points else None}
 

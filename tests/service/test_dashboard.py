@@ -299,6 +299,7 @@ def test_the_json_of_a_page_is_what_rest_says_and_looking_changes_nothing(
         name: value for name, value in rest.items() if name != "engines"
     }
     assert call.ok("GET", f"/releases/{release}/engines.json")["engines"] == rest["engines"]
+    assert "Taken alone, this release costs " in call("GET", f"/releases/{release}/engines").text
     for page in ("tasks", "task?name=t", "releases?status=held", "ledger", "entry?number=2", "verify", "datapoint"):
         path, _, query = page.partition("?")
         call.ok("GET", f"/populations/{population}/{path}.json?{query}")

@@ -23,6 +23,11 @@ def test_violations_are_counted_on_whatever_page_they_are(
     monkeypatch.setattr(audit_pages, "_PAGE", 1)
     page = call("GET", f"/audits?population={name}").text
     assert "1 audit disproves a promise" in page
+    found = call("GET", f"/audits?population={name}&status=violation").text
+    assert f"dp-sgd in {name}</a>, which is blocked there until a policy lifts that." in found
+    assert "audit 1 of its population" in found
+    assert call.ok("GET", f"/v1/audits?population={name}&status=inconclusive")["items"] == []
+    assert "This filter shows no audit." in call("GET", f"/audits?population={name}&status=consistent").text
     assert "δ = 1e-05, per user" in page  # beside what was promised
     assert "No audit here disproves its promise" in call("GET", f"/audits?population={name}&status=queued").text
     monkeypatch.setattr(audit_pages, "_PAGE", 50)
@@ -87,7 +92,7 @@ def test_what_is_signed_is_told_up_to_the_entry_that_was_signed() -> None:
         assert "not yet; one is made every 4 hours" in call("GET", ledger).text
         assert "one is made every 4 hours" in call("GET", "/overview").text
         checkpoint(alone.parts)
-        assert "up to this head" in call("GET", ledger).text
+        assert "up to this entry" in call("GET", ledger).text
         assert call.ok("GET", "/overview.json")["checkpoint"]["grown"] == 0
         call.ok("POST", f"/v1/populations/{name}/datapoints", {"count": 1})
         assert "up to entry 2; the rest is signed with the next" in call("GET", ledger).text
