@@ -208,8 +208,9 @@ class Advice:
 class Decision:
     """Admitted with a hold to record, or denied with reasons and advice.
 
-    `epsilon_before` and `epsilon_after` are readings of the lifelong meter of the worst-off datapoint that is touched,
-    with open holds counted. `quotes` are the prices that were compared with what is left, whatever came of it.
+    `epsilon_before` and `epsilon_after` are the highest readings of the lifelong meter among the datapoints that are
+    touched, with open holds counted; they need not be those of the same datapoint. `quotes` are the prices that were
+    compared with what is left, whatever came of it.
     """
 
     hold: Held | None

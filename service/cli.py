@@ -453,7 +453,7 @@ def _show_decision(answer: Document, *, as_json: bool) -> int:
     named = f"{answer['id']}: " if "id" in answer else "dry run: "
     click.echo(
         f"{named}{decision['outcome']}, {decision['datapoints']:,} datapoints, "
-        f"worst-off ε {before} → {after} of {epsilon['budget']:g}"
+        f"highest ε {before} → {after} of {epsilon['budget']:g}"
     )
     if answer.get("expires_at"):
         click.echo(f"  held until {answer['expires_at']}; commit or void it before, or it counts as spent")
@@ -570,7 +570,7 @@ def _job_line(found: Document) -> str:
         f"{found['id']}: {found['status']}, {found['mechanism']['name']} on {found['population']}, "
         f"step {progress['step']:,} of {progress['steps']:,}"
         + (f", about {left:.0f} s left" if left is not None else "")
-        + (f", worst-off ε {epsilon:.6g}" if epsilon is not None else "")
+        + (f", highest ε {epsilon:.6g}" if epsilon is not None else "")
         + (f", {found['error']}" if found["error"] else "")
     )
 

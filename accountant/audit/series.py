@@ -69,10 +69,11 @@ class PlannedAudit:
     def sentence(self) -> str:
         """What it says, for people."""
         promise = f"ε ≤ {rounded_up(self.epsilon, digits=self._digits).normalize():f} at δ = {self.delta:g}"
+        which = f"Audit {self.number} of this population"
         if self.stage == "abandoned":
-            return f"Audit {self.number} of {self.mechanism!r} came to nothing, and has used its share of errors."
+            return f"{which}, of {self.mechanism!r}, came to nothing, and has used its share of errors."
         if self.bound is None:
-            return f"Audit {self.number} of {self.mechanism!r} against {promise} is planned; nothing is known yet."
+            return f"{which}, of {self.mechanism!r} against {promise}, is planned; nothing is known yet."
         match self.verdict:
             case "violation":
                 said = f"The promise of {promise} for {self.mechanism!r} is false"
@@ -101,22 +102,29 @@ class PlannedAudit:
     def _tested(self) -> str:
         """On how many it was tested: a quarter of each side may have gone into where to look."""
         assert self.bound is not None
-        of = "canaries" if self.bound.method == "one_run" else "of each side"
-        return f"{self.bound.samples:,} {of} tested, of {self.samples:,} planned"
+        tested, planned = f"{self.bound.samples:,}", f"{self.samples:,}"
+        if self.bound.method == "one_run":
+            return f"from {tested} canaries, of {planned} planned"
+        return f"from {tested} runs with the datapoint and {tested} without, of {planned} planned of each"
 
     @property
     def _seen(self) -> str:
         if self.power is None:
             return "by an audit whose plan does not say what it would have seen"
-        return f"where {self.power.twin} would show"
+        return f"by an audit that would have caught it weakened to {self.power.twin}"
 
     @property
     def _unseen(self) -> str:
         if self.power is None or self.power.suffices(self.samples):
             return "so many samples prove nothing at this confidence"
         if self.power.samples is None:
-            return f"at the confidence of audit {self.number} this attack would not show {self.power.twin}"
-        return f"{self.power.twin} would show from {self.power.samples:,} samples on, and there were {self.samples:,}"
+            return (
+                f"at the confidence of audit {self.number} this attack would not catch it weakened to {self.power.twin}"
+            )
+        return (
+            f"catching it weakened to {self.power.twin} takes {self.power.samples:,} samples, and there were "
+            f"{self.samples:,}"
+        )
 
 
 def planned_body(

@@ -27,7 +27,7 @@ from service.store.writer import Decide
 
 router = APIRouter(prefix="/v1/audits", tags=["audits"])
 Audit = Annotated[AuditId, Path()]
-AuditStatus = Annotated[str | None, Query(pattern=f"^({'|'.join(empirical.STATUSES)})$")]
+AuditStatus = Annotated[str | None, Query(pattern=f"^({'|'.join(empirical.SORTS)})$")]
 
 
 @router.post(

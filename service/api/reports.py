@@ -52,8 +52,8 @@ def of_population(
     findings, certificates and checkpoints, and the method in plain words. It names nobody."""
     now = datetime.now(UTC)
     first, last = (None if each is None else _moment(each) for each in (since, until))
-    last = min(now, last or now)
-    if first is not None and first >= last:
+    last = last or now
+    if first is not None and first >= min(now, last):
         raise Problem("invalid", "The period ends before it begins.", "from")
     report = reports.of_population(
         parts.database, population, since=first, until=last, now=now, certify=_certifier(parts)

@@ -14,6 +14,7 @@ from service.api.context import Service
 from service.dashboard import charts
 from service.dashboard.charts import Interval, Rates, Terms
 from service.dashboard.decisions import carried_out, must_be_confirmed, reason_of
+from service.dashboard.ledger import entry
 from service.dashboard.pages import Asked, Data, Done, action, page
 from service.dashboard.policies import lifting
 from service.dashboard.visitors import as_in, may
@@ -42,7 +43,7 @@ def every(
     parts: Service,
     actor: Reader,
     population: Annotated[PopulationName | Literal[""], Query()] = "",
-    status: Annotated[Literal["", "queued", "running", "concluded", "failed"], Query()] = "",
+    status: Annotated[str, Query(pattern=f"^({'|'.join(empirical.SORTS)})?$")] = "",
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> Data:
     """Newest first."""
@@ -53,7 +54,7 @@ def every(
         **found,
         "query": {"population": population, "status": status},
         "violations": empirical.violations(parts.database, population=population or None, status=status or None),
-        "statuses": empirical.STATUSES,
+        "statuses": [each for each in empirical.SORTS if each != "concluded"],  # those have their verdicts
         "populations": _names(parts, actor),
         "may_plan": may(actor, audits_api.plan),
     }
@@ -70,7 +71,7 @@ def _intervals(name: str, title: str, items: list[dict[str, Any]]) -> Any:
         title=title,
         intervals=[
             Interval(
-                label=f"{each['mechanism']}: {each['audit']}",
+                label=f"{each['mechanism']} in {each['population']}, audit {each['number']:,}: {each['audit']}",
                 lower=each["lower_bound"]["epsilon_lower"],
                 promise=each["promise"]["epsilon"],
                 terms=Terms(delta=each["promise"]["delta"], unit=each["unit"]),
@@ -175,6 +176,7 @@ def _drawn(data: Data) -> dict[str, Any]:
         epsilon=promise["epsilon"],
         delta=promise["delta"],
         points=points,
+        is_violated=data["verdict"] == "violation",
     )
     return {"interval": _intervals("found", "Found against promised", [data]), "roc": roc if points else None}
 
@@ -191,8 +193,11 @@ def one(audit: Audit, parts: Service, actor: Reader) -> Data:
     """One audit: its plan, which was logged first, and what came of it."""
     found = audits_api.get(audit, parts, actor)
     plans = {plan.name: plan.what for plan in offered(found["mechanism"])} if found["mechanism"] in CATALOG else {}
+    plan = entry(found["population"], parts, actor, found["planned_by"]) if actor.sees_individuals else None
     return {
         **found,
         "what": plans.get(found["audit"], ""),
+        "asked": None if plan is None else {"by": plan["body"]["actor"], "reason": plan["body"].get("reason")},
+        "names": {} if plan is None else plan["names"],
         "lift": lifting(found["population"], audit) if may(actor, populations_api.change_policy) else None,
     }

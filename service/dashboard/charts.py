@@ -123,7 +123,7 @@ class Meter:
 class Interval:
     """What an audit found, at least, and what is promised, at most; None of a promise is one without a finite ε.
 
-    `label` names the mechanism and, after a colon, the attack, which alone is written where there is one audit.
+    `label` names the audit and, after a colon, the attack, which alone is written where there is one audit.
     """
 
     label: str
@@ -164,6 +164,11 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
             f"At the end, ε {terms.sign} {raised(at_most(last.spent))} is spent and {raised(at_most(last.held))} held "
             f"of a budget of {raised(last.budget)} ({terms})."
         )
+        if at_most(last.spent) > last.budget:
+            said += " What is spent is over the budget."
+        if lower := [pair for pair in pairwise(readings) if pair[1].budget < pair[0].budget]:
+            one, other = lower[-1]
+            said += f" The budget was lowered from {raised(one.budget)} to {raised(other.budget)} on {day(other.at)}."
         drawn, before = _since_the_first(drawn, max(until, last.at))
         said += before
         until = _not_at_once(drawn, until)
@@ -625,27 +630,31 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
     if len(drawn) < len(intervals):
         said += f" The first {len(drawn)} are drawn, and all are in the table."
     marks: list[Markup] = []
+    second = 14 if len(intervals) > 1 else 0  # the line of the attack
+    row = _ROW + second
     for place, each in enumerate(drawn):
-        top = place * _ROW
+        top = place * row
         icon, word, tone = _WORDS[each.verdict]
         lower, promise = at_least(each.lower), at_most(each.promise)
         left, right = across(lower), across(promise)
-        verdict, y = f"{icon} {word}", top + 22
-        called = each.label.partition(": ")[2] if len(intervals) == 1 else ""
+        verdict, y = f"{icon} {word}", top + second + 22
+        audit, _, attack = each.label.partition(": ")
+        called = audit if second or not attack else attack
         room = WIDTH - wide(f"{verdict} mm")
         marks += [
-            label(fitting(called or each.label, width=room, bold=True), x=0.0, y=top + 12, class_="chart-name"),
+            label(fitting(called, width=room, bold=True), x=0.0, y=top + 12, class_="chart-name"),
+            *([label(fitting(attack, width=WIDTH), x=0.0, y=top + 26, class_="chart-quiet")] if second else []),
             label(verdict, x=WIDTH, y=top + 12, class_=f"chart-{tone}", anchor="end"),
             line(x1=across.start, x2=across.stop, y1=y, y2=y, class_="chart-hair"),
             line(x1=left, x2=right, y1=y, y2=y, class_=f"chart-between-{tone}"),
             line(x1=right, x2=right, y1=y - 6, y2=y + 6, class_="chart-promise"),
             tag("circle", class_=f"chart-found-{tone}", cx=left, cy=y, r=4.0),
             label(
-                f"at least {lowered(lower)} found · at most {raised(promise)} promised", x=0.0, y=top + 40,
+                f"at least {lowered(lower)} found · at most {raised(promise)} promised", x=0.0, y=top + second + 40,
                 class_="chart-quiet",
             ),
         ]  # fmt: skip
-    bottom = max(1, len(drawn)) * _ROW
+    bottom = max(1, len(drawn)) * row
     for value in ticks(highest) if drawn else []:
         x, words = across(value), short(value)
         marks += [
@@ -675,7 +684,15 @@ def _percent(share: float) -> str:
     return f"{math.floor(share * 1e4) / 100:g} %" if math.isfinite(share) else "unknown"
 
 
-def curve(*, name: str, title: str, epsilon: float | None, delta: float, points: Sequence[Rates]) -> Markup:
+def curve(
+    *,
+    name: str,
+    title: str,
+    epsilon: float | None,
+    delta: float,
+    points: Sequence[Rates],
+    is_violated: bool = False,
+) -> Markup:
     """How well an attack told who was there, against the best that (ε, δ) allows any attack.
 
     With the promise, true positives are at most e^ε · false positives + δ, and the same holds of the complements
@@ -715,13 +732,17 @@ def curve(*, name: str, title: str, epsilon: float | None, delta: float, points:
             label(words, x=_LEFT + 30, y=y, class_="chart-quiet"),
         ]
     outside = sum(each.true_positive > _allowed(each.false_positive, at_most(epsilon), delta) for each in ordered)
+    chance = (
+        ", and so does the lower bound, which allows for chance"
+        if is_violated
+        else "; whether that is chance is told by the lower bound"
+    )
     said = (
         "No points were kept of this audit."
         if not ordered
         else "Every measured point lies within what the promise allows."
         if not outside
-        else f"{outside:,} of {len(ordered):,} measured points lie beyond what the promise allows; whether that is "
-        "chance is told by the lower bound."
+        else f"{outside:,} of {len(ordered):,} measured points lie beyond what the promise allows{chance}."
     )
     rows = [[f"{each.false_positive:.4g}", f"{each.true_positive:.4g}"] for each in ordered]
     return figure(

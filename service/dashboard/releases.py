@@ -105,7 +105,7 @@ def listed(
 
 
 def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]], *, bound: str) -> list[dict[str, Any]]:
-    """Releases with from where to where each brought the worst-off, and why one was denied, as its decision said.
+    """Releases with the highest ε before and after each, and why one was denied, as its decision said.
 
     Where that is not told to this key, ε is None.
     """

@@ -44,6 +44,7 @@ def choose(
         "created_at": created_at,
         "entries": entries,
         "query": {"from": since, "to": until},
+        "goes_on": False,
         "documents": None,
         "quarters": [
             {**each, "to_page": address(f"/populations/{population}/report", **each["period"])}
@@ -59,6 +60,7 @@ def choose(
     if first is not None or last is not None:
         data["query"] = {name: "" if day is None else day.isoformat() for name, day in (("from", first), ("to", last))}
         data["documents"] = documents(population, first, last)
+        data["goes_on"] = last is not None and last >= today
     return data
 
 

@@ -92,7 +92,7 @@ def _swept(connection: Connection, parts: Parts, now: datetime) -> dict[str, Any
         not row.holds,
         "No hold that ran out waits to be expired.",
         f"The sweeper is late: {plural(row.holds, 'hold')} ran out and still counts as held, since "
-        f"{_moment(row.since)}. Nothing is lost by that.",
+        f"{_moment(row.since)}. Nothing is lost by that. If it lasts, start the service again.",
     )
 
 

@@ -195,11 +195,11 @@ def risen(before: float | None, after: float | None) -> str:
     """What is added where a charge is too small to be seen between two readings that are written alike.
 
     >>> risen(1.2551, 1.2552), risen(1.2, 1.3), risen(0.12341, 0.12342), risen(1.0, 1.0)
-    (' (by less than 0.01)', '', ' (by less than 0.001)', '')
+    (' (higher by less than 0.01)', '', ' (higher by less than 0.001)', '')
     """
     if before is None or after is None or after <= before or up(before) != up(after):
         return ""
-    return f" (by less than {10.0 ** (math.floor(math.log10(after)) - 2):.3g})"
+    return f" (higher by less than {10.0 ** (math.floor(math.log10(after)) - 2):.3g})"
 
 
 def unbroken(text: str) -> Markup:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 Status: TypeAlias = Literal["queued", "running", "concluded", "failed"]
 STATUSES: Final[tuple[Status, ...]] = ("queued", "running", "concluded", "failed")
+#: By what audits are listed: their status, or the verdict of one that is concluded.
+SORTS: Final[tuple[str, ...]] = (*get_args(Verdict), *STATUSES)
 DEVICE: Final = "cpu"
 _PREFIX: Final = "aud_"
 #: Another attempt would end in the same way.
@@ -67,14 +69,14 @@ _SELECT: Final = (
 _ONE = text(_SELECT + "WHERE audit.id = :id")
 _PAGE = text(
     _SELECT + "WHERE (CAST(:population AS text) IS NULL OR population.name = :population) "
-    "AND (CAST(:status AS text) IS NULL OR audit.status = :status) "
+    "AND (CAST(:status AS text) IS NULL OR :status IN (audit.status, audit.verdict)) "
     'AND (CAST(:before AS text) IS NULL OR audit.id COLLATE "C" < :before) '
     'ORDER BY audit.id COLLATE "C" DESC LIMIT :limit'
 )
 _VIOLATIONS = text(
     "SELECT count(*) FROM audit JOIN population ON population.id = audit.population_id "
     "WHERE (CAST(:population AS text) IS NULL OR population.name = :population) "
-    "AND (CAST(:status AS text) IS NULL OR audit.status = :status) AND audit.verdict = 'violation'"
+    "AND (CAST(:status AS text) IS NULL OR :status IN (audit.status, audit.verdict)) AND audit.verdict = 'violation'"
 )
 _BEGIN = text(
     "UPDATE audit SET attempt = attempt + 1, status = 'running', worker = :worker, step = 0, error = NULL, "
@@ -395,7 +397,7 @@ def find(database: Database, audit: str) -> Mapping[str, Any]:
 def page(
     database: Database, *, population: str | None, status: str | None, before: str | None, limit: int
 ) -> list[Mapping[str, Any]]:
-    """The rows of the next audits, newest first."""
+    """The rows of the next audits, newest first; `status` may be a verdict too."""
     asked = {"population": population, "status": status, "before": before, "limit": limit}
     with database.transaction() as connection:
         return [dict(row) for row in connection.execute(_PAGE, asked).mappings()]

@@ -107,8 +107,8 @@ def price(book: Book, proposal: Proposal) -> Priced:
         if quoted.life is not None and not _fits_a_life(book, quoted.life):
             budget = book.policy.budget
             message = (
-                "The worst-off datapoint of this schedule would pass its lifelong budget of "
-                f"ε = {budget.epsilon:g} at δ = {budget.delta:g} before it leaves the stream."
+                "Whoever is worst off in this schedule would pass their lifelong budget of "
+                f"ε = {budget.epsilon:g} at δ = {budget.delta:g} before they leave the stream."
             )
             reasons.append({"code": "schedule.exceeded", "message": message})
         if quoted.stream is not None:

@@ -106,7 +106,7 @@ VIOLATED: Final = (
 REASONS: Final[Mapping[str, str]] = {
     "budget.exceeded": "over the budget for life",
     "task_budget.exceeded": "over a task's own budget",
-    "schedule.exceeded": "a schedule that no life could pay",
+    "schedule.exceeded": "a schedule that would exceed the lifelong budget",
     "schedule.unpaid": "leaning on models that nobody paid for",
     "mechanism.overlap": "somebody in two scopes of one noisy sum",
     "policy.proof_status": "a mechanism whose status of proof the policy does not accept",
@@ -122,12 +122,12 @@ _BECAME: Final = (
 )
 #: What else is in a ledger, in words for one and for more; releases, policies and audits have sections of their own.
 _ELSE: Final = (
-    ("datapoints.registered", "registration of {unit}s", "registrations of {unit}s"),
-    ("task.created", "task made", "tasks made"),
-    ("release.audited", "check of a release", "checks of releases"),
-    ("artifact.attached", "artifact told later", "artifacts told later"),
-    ("datapoint.erased", "key erased", "keys erased"),
-    ("datapoint.returned", "erased key that came back", "erased keys that came back"),
+    ("datapoints.registered", "registration", "registrations"),  # of so many
+    ("task.created", "task was created", "tasks were created"),
+    ("release.audited", "check of a release was made", "checks of releases were made"),
+    ("artifact.attached", "file of a release was named later", "files of releases were named later"),
+    ("datapoint.erased", "{unit}'s key was erased", "{unit}s' keys were erased"),
+    ("datapoint.returned", "erased key came back", "erased keys came back"),
 )
 _STATUS: Final = frozenset({"population.frozen", "population.opened", "population.closed"})
 _NAMES = text("SELECT id, name FROM api_key WHERE id = ANY(:ids)")
@@ -171,10 +171,12 @@ def of_population(
 ) -> dict[str, Any]:
     """The report on a population from `since` (its beginning, if none is said) until, and without, `until`.
 
+    Of a period that is not over it has what there is, and says when the period ends.
+
     The period begins with the first entry that is not before it and ends before the first that is not inside, in the
     order of the ledger, so a clock that was wrong moves no entry past another.
     """
-    first, last = "" if since is None else stamp(since), stamp(until)
+    first, last = "" if since is None else stamp(since), stamp(min(until, now))
     book: Book | None = None
     start: dict[str, Any] | None = None
     begun = False
@@ -183,6 +185,7 @@ def of_population(
     decisions: list[dict[str, Any]] = []
     ended: list[str] = []
     unmade: list[str] = []  # of those: nothing left
+    added = 0
     findings: list[dict[str, Any]] = []
     audits: list[str] = []
     for number, digest, body in Log(database, population):
@@ -207,7 +210,9 @@ def of_population(
             )
         entries.append(_entry(book, number, digest, document))
         findings += _findings(number, document)
-        if document["kind"] in {"release.held", "release.denied"}:
+        if document["kind"] == "datapoints.registered":
+            added += document["count"]
+        elif document["kind"] in {"release.held", "release.denied"}:
             decisions.append(_decision(book, document, number))
         elif document["kind"] in {"release.committed", "release.expired"}:
             ended.append(document["release"])
@@ -230,13 +235,16 @@ def of_population(
         "is_made_up": is_made_up(book),
         "release": None,
         "verdict": _verdict(book),
-        "summary": _summary(book, decisions, findings, entries, [each for each in ended if each not in unmade]),
+        "summary": _summary(
+            book, decisions, findings, entries, [each for each in ended if each not in unmade], added=added
+        ),
         "actors": _actors(database, [*entries, *policies]),
         "unit": book.unit,
         "adjacency": book.adjacency,
         "status": book.status,
         "from": first or book.created_at,
         "to": last,
+        "ends": stamp(until),
         "made_at": stamp(now),
         "head": {"number": book.number, "hash": book.chain.link.hash.hex()},
         "verified": verifications.last(database, [book.name]).get(book.name),
@@ -432,6 +440,8 @@ def _summary(
     findings: Sequence[Mapping[str, Any]],
     entries: Sequence[Mapping[str, Any]],
     left: Sequence[str],
+    *,
+    added: int = 0,
 ) -> dict[str, Any]:
     """How many of each: what became of proposals, why they were refused, what was opened and found, what else was."""
     became = Counter[str](each["became"] for each in decisions)
@@ -442,6 +452,7 @@ def _summary(
     severities = {each["code"]: each["severity"] for each in findings}
     kinds = Counter(each["kind"] for each in entries)
     standings = [book.releases[each].standing for each in left]
+    begins = {"datapoints.registered": f"{added:,} {book.unit}{' was' if added == 1 else 's were'} added, in "}
     return {
         "proposed": len(decisions),
         "outcomes": [{"status": name, "text": words, "releases": became[name]} for name, words in _BECAME],
@@ -463,7 +474,8 @@ def _summary(
             {
                 "kind": kind,
                 "entries": kinds[kind],
-                "text": f"{kinds[kind]:,} {(one if kinds[kind] == 1 else more).format(unit=book.unit)}",
+                "text": f"{begins.get(kind, '')}{kinds[kind]:,} "
+                f"{(one if kinds[kind] == 1 else more).format(unit=book.unit)}",
             }
             for kind, one, more in _ELSE
             if kinds[kind]
@@ -584,7 +596,7 @@ def _why(book: Book, reason: Mapping[str, Any]) -> dict[str, Any]:
     if "budget" not in reason:
         return said
     task, epsilon, count = reason["task"], reason["epsilon"], reason["datapoints"]
-    whose = "the lifelong budget" if task is None else f"the own budget of task {task!r}"
+    whose = "the lifelong budget" if task is None else f"the budget of task {task!r} itself"
     where = "beyond any ε" if epsilon is None else f"to an ε of {up(epsilon)}"
     more = ", and what it adds to δ is over its share" if reason.get("delta_over") else ""
     text = (

@@ -146,9 +146,9 @@ def _released(book: Book, document: Mapping[str, Any], ordinal: int) -> dict[str
 def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
     who = "each person as a whole" if book.unit == "user" else "each single record"
     about = (
-        f"This statement is about number {ordinal:,}, in the order of arrival, of the {book.size:,} in the population "
-        f"{book.name}. What is protected here is {who}. This statement was read from the ledger on {moment(at)}, at "
-        f"entry {book.number:,}."
+        f"This statement is about number {ordinal:,}, counted from 0 in the order of arrival, of the {book.size:,} in "
+        f"the population {book.name}. What is protected here is {who}. This statement was read from the ledger on "
+        f"{moment(at)}, at entry {book.number:,}."
     )
     paragraphs = [about]
     if ordinal in book.erased:
@@ -160,16 +160,19 @@ def _about(book: Book, ordinal: int, at: str) -> dict[str, Any]:
 
 
 def _promise(book: Book, guarantee: Guarantee, condition: str) -> dict[str, Any]:
+    failure = "δ is the small chance that this does not hold"
+    failure += f", about 1 in {round(1 / guarantee.delta):,}" if guarantee.delta else ", here none"
     promised = (
         f"For life, everything that is ever released about one {book.unit} of this population is to stay within "
-        f"{guarantee.in_words()}, if {condition}. The smaller ε is, the less anybody can find out."
+        f"{guarantee.in_words()}, if {condition}. The smaller ε is, the less anybody can find out; {failure}."
     )
     violated = [
         f"An audit found that the promise does not hold: {audit.sentence} Nothing more is released by this mechanism, "
         "until whoever is responsible has said why it may be."
         for audit in book.violations()
     ]
-    return {"title": "What was promised", "paragraphs": [promised, *violated, guarantee.meaning()], "lines": []}
+    paragraphs = dict.fromkeys([guarantee.odds(), promised, *violated, guarantee.meaning()])  # the same if not proved
+    return {"title": "What was promised", "paragraphs": list(paragraphs), "lines": []}
 
 
 def _list(book: Book, listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -210,7 +213,7 @@ def _none_or(number: int) -> str:
 
 
 def _sentence(each: Mapping[str, Any]) -> str:
-    method = f", by {each['title'][0].lower()}{each['title'][1:]}" if each["title"] else ""
+    method = f"; method: {each['title'][0].lower()}{each['title'][1:]}" if each["title"] else ""
     named = f" for {', '.join(each['tasks'])}" if each["tasks"] else ""
     if each["proof_status"] == "proved":
         cost = (
@@ -223,7 +226,7 @@ def _sentence(each: Mapping[str, Any]) -> str:
         cost += f" It may tell more than it was charged for, since a check found: {'; '.join(titles)}."
     became = _NO_FILE if each["status"] == "committed" and each["artifact"] is None else BECAME[each["status"]]
     return (
-        f"{moment(each['at'])}: {KINDS[each['kind']]}{named}{method} (release {each['release']}); "
+        f"{moment(each['at'])}: {KINDS[each['kind']]}{named} (release {each['release']}{method}); "
         f"{became}.{'' if each['status'] == 'voided' else cost}"
     )
 
@@ -232,7 +235,7 @@ def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarant
     budget = book.policy.budget
     most = "at most " if promise.proof_status == "proved" else ""
     raised = (
-        "No release that may still leave raises that."
+        "Nothing that may still leave raises that."
         if shown["held"] == 0
         else f"Releases that may still leave would raise that by {most}{up(shown['held'])}."
     )

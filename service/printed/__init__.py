@@ -195,7 +195,7 @@ def event_in_words(event: Mapping[str, Any]) -> str:
         case {"kind": "laplace" | "l2_laplace", "scale": scale}:
             return f"Laplace noise (scale {scale:.4g})"
         case {"kind": "partition_selection", "epsilon": epsilon, "delta": delta}:
-            return f"labels told by chance (ε = {epsilon:g}, δ = {delta:g})"
+            return f"labels released at random (ε = {epsilon:g}, δ = {delta:g})"
         case {"kind": "pure_dp", "epsilon": epsilon}:
             return f"a guarantee of ε = {epsilon:g}"
         case {"kind": "approx_dp", "epsilon": epsilon, "delta": delta}:

@@ -92,8 +92,11 @@ def test_a_plan_fixes_the_confidence_and_the_share_of_one_that_fails_is_used() -
     assert [audit.verdict for audit in audits] == ["violation", None, "consistent"]
     assert [audit.sentence.split(":")[0] for audit in audits] == [
         "The promise of ε ≤ 2 at δ = 1e-05 for 'dp-sgd' is false",
-        "Audit 2 of 'dp-sgd' came to nothing, and has used its share of errors.",
-        "Nothing was found against the promise of ε ≤ 2 at δ = 1e-05 for 'dp-sgd', where half the noise would show",
+        "Audit 2 of this population, of 'dp-sgd', came to nothing, and has used its share of errors.",
+        (
+            "Nothing was found against the promise of ε ≤ 2 at δ = 1e-05 for 'dp-sgd', by an audit that would have "
+            "caught it weakened to half the noise"
+        ),
     ]
 
 
@@ -103,7 +106,7 @@ def test_a_plan_fixes_the_confidence_and_the_share_of_one_that_fails_is_used() -
         (
             1.9931,
             1.2345,
-            "of ε ≤ 2 at δ = 1e-05 for 'dp-sgd', where half the noise would show: an attack showed ε ≥ 1.23 ",
+            "by an audit that would have caught it weakened to half the noise: an attack showed ε ≥ 1.23 ",
         ),
         (1.9931, 1.9967, "of ε ≤ 1.994 at δ = 1e-05 for 'dp-sgd' is false: an attack showed ε ≥ 1.996 "),
     ],
@@ -114,7 +117,7 @@ def test_a_promise_is_shown_rounded_up_and_a_bound_down_yet_apart(promised: floa
     conclude(diary, "a1", shown)
     said = diary.book.audits["a1"].sentence
     assert words in said
-    assert said.endswith("750 of each side tested, of 1,000 planned).")
+    assert said.endswith("from 750 runs with the datapoint and 750 without, of 1,000 planned of each).")
 
 
 def test_a_violation_blocks_its_mechanism_until_it_is_lifted_by_name() -> None:
@@ -163,13 +166,17 @@ def test_a_verdict_follows_from_the_numbers(more: dict[str, Any], said: str) -> 
 @pytest.mark.parametrize(
     ("power", "said", "words"),
     [
-        (Power("half the noise", 1000), "consistent", "where half the noise would show: an attack showed ε ≥ 1 "),
+        (Power("half the noise", 1000), "consistent", "caught it weakened to half the noise: an attack showed ε ≥ 1 "),
         (
             Power("half the noise", 1001),
             "inconclusive",
-            "since half the noise would show from 1,001 samples on, and there were 1,000: an attack showed ε ≥ 1 ",
+            "since catching it weakened to half the noise takes 1,001 samples, and there were 1,000: an attack showed",
         ),
-        (Power("half the noise", None), "inconclusive", "since at the confidence of audit 1 this attack would"),
+        (
+            Power("half the noise", None),
+            "inconclusive",
+            "since at the confidence of audit 1 this attack would not catch it weakened to half the noise",
+        ),
     ],
 )
 def test_what_was_not_found_says_something_only_if_it_would_have_been(power: Power, said: str, words: str) -> None:

@@ -279,8 +279,7 @@ def _labels(stint: Stint, parts: Parts) -> dict[str, str]:
 def scores(planned: dict[str, Any], *, shift: float) -> dict[str, Any]:
     """What an attack found whose scores are those of two normals, so far apart."""
     rng = np.random.default_rng(7)
-    half = planned["samples"] // 2
-    inside, outside = rng.normal(shift, 1.0, half), rng.normal(0.0, 1.0, half)
+    inside, outside = (rng.normal(mean, 1.0, planned["samples"]) for mean in (shift, 0.0))  # so many of each side
     delta = planned["promise"]["delta"]
     bound = bounds.from_scores(inside, outside, delta=delta, confidence=planned["confidence"])
     return {

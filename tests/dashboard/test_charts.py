@@ -410,6 +410,39 @@ def test_what_is_spent_is_rounded_up_and_what_is_found_down() -> None:
     ]
 
 
+def test_more_than_a_lowered_budget_is_said_to_be_over_it() -> None:
+    read = [Reading(at=START + timedelta(days=5 * n), spent=0.7, held=0.0, budget=b) for n, b in enumerate((1.0, 0.5))]
+    said = [
+        caption(charts.step_chart(name="c", title="t", terms=TERMS, readings=some, until=START))
+        for some in (read, read[:1])
+    ]
+    assert f"What is spent is over the budget. The budget was lowered from 1 to 0.5 on {day(read[1].at)}." in said[0]
+    assert "over the budget" not in said[1]
+
+
+def test_audits_in_one_chart_have_their_attack_on_a_line_of_its_own() -> None:
+    found = [
+        Interval(
+            label=f"dp-sgd, audit {n}: weights", lower=1, promise=2, terms=TERMS, confidence=0.9, verdict="consistent"
+        )
+        for n in (1, 2)
+    ]
+    written = [text.text for text in svg(charts.interval_chart(name="c", title="t", intervals=found)).iter("text")]
+    assert [each for each in written if "dp-sgd" in (each or "")] == ["dp-sgd, audit 1", "dp-sgd, audit 2"]
+    assert written.count("weights") == 2
+
+
+@pytest.mark.parametrize(
+    ("is_violated", "words"), [(True, "which allows for chance."), (False, "whether that is chance")]
+)
+def test_what_is_beyond_a_promise_is_left_to_chance_only_where_the_bound_is(is_violated: bool, words: str) -> None:  # noqa: FBT001
+    made = charts.curve(
+        name="c", title="t", epsilon=0.1, delta=0.0, points=[Rates(false_positive=0.1, true_positive=0.9)],
+        is_violated=is_violated,
+    )  # fmt: skip
+    assert words in made
+
+
 def test_what_is_not_known_is_not_available() -> None:
     unknown = Meter(label="a", spent=math.nan, held=0.0, available=math.nan, budget=2.5)
     assert rows(charts.bars(name="c", title="t", terms=TERMS, meters=[unknown])) == [["a", "∞", "0", "0", "2.5"]]

@@ -127,7 +127,7 @@ def test_print_the_quarterly_report(officer: Sight, house: House, tmp_path: Path
 
 def test_look_up_one_person(officer: Sight) -> None:
     page = officer.open(f"/populations/{CLINIC}/datapoint")
-    page.get_by_label("By key").fill(PATIENT)
+    page.get_by_label("By the person's identifier").fill(PATIENT)
     page.get_by_role("button", name="Look up").first.click()
     page.wait_for_url("**/datapoint?**ordinal=17**")
     assert PATIENT not in page.url

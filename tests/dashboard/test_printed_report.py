@@ -48,9 +48,11 @@ def test_the_report_of_a_quarter_is_a_few_pages(sights: dict[str, Sight], tmp_pa
     assert pages(printed) <= 5
     page.emulate_media(media="print")
     page.set_viewport_size({"width": WIDE, "height": TALL})
-    annex = page.locator("h2#releases").bounding_box()
-    assert annex is not None
-    assert annex["y"] <= TALL  # whatever is before it is on the first page
+    findings = page.locator("section[aria-labelledby=findings]").bounding_box()
+    assert findings is not None
+    assert findings["y"] + findings["height"] <= TALL  # it and whatever is before it is on the first page
+    assert "Interim: the period that was asked for ends on " in words  # a quarter that goes on
+    assert words.index("What this report does not show") < words.index("Annex A")
     sight.photograph("report-document-print")
     page.emulate_media(media="null")
     page.set_viewport_size({"width": 1200, "height": 800})

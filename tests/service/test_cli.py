@@ -289,7 +289,7 @@ def test_a_release_from_proposal_to_commit(capsys: pytest.CaptureFixture[str], t
     assert "only an open hold" in complaint(capsys, "void", held["id"], "--reason", "late", code=1)
 
     denied = said(capsys, "propose", *on_task, *HASTY, code=1)
-    assert re.search(r"^rel_\w+: denied, 500 datapoints, worst-off ε \S+ → \S+ of 1\n", denied)
+    assert re.search(r"^rel_\w+: denied, 500 datapoints, highest ε \S+ → \S+ of 1\n", denied)
     assert "the lifelong budget is" in denied
     assert as_json(capsys, "dry-run", *on_task, *HASTY, code=1)["decision"]["outcome"] == "denied"
 
@@ -430,7 +430,8 @@ def test_an_audit_is_planned_listed_and_shown(capsys: pytest.CaptureFixture[str]
         f"{planned['id']}  clinic  dp-sgd: weights after one step  queued"
     )
     assert as_json(capsys, "audits", "show", planned["id"])["status"] == "queued"
-    assert said(capsys, "audits", "show", planned["id"]).startswith(f"{planned['id']}: queued. Audit 1 of 'dp-sgd'")
+    shown = said(capsys, "audits", "show", planned["id"])
+    assert shown.startswith(f"{planned['id']}: queued. Audit 1 of this population, of 'dp-sgd'")
     assert "has these audits" in complaint(capsys, "audits", "start", "clinic", "dp-sgd", code=1)
 
 

@@ -299,6 +299,7 @@ def test_the_json_of_a_page_is_what_rest_says_and_looking_changes_nothing(
         name: value for name, value in rest.items() if name != "engines"
     }
     assert call.ok("GET", f"/releases/{release}/engines.json")["engines"] == rest["engines"]
+    assert "Taken alone, this release costs " in call("GET", f"/releases/{release}/engines").text
     for page in ("tasks", "task?name=t", "releases?status=held", "ledger", "entry?number=2", "verify", "datapoint"):
         path, _, query = page.partition("?")
         call.ok("GET", f"/populations/{population}/{path}.json?{query}")
@@ -400,8 +401,8 @@ def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied
     assert "must not leave" not in call("GET", f"/releases/{held}").text
     assert "Over the lifelong budget." in call("GET", f"/populations/{name}/releases").text
     asked = call("GET", f"/releases/{held}/void").text
-    assert "It brought the worst-off of them from" in asked
-    assert "That comes back." in asked
+    assert "The highest ε among them was 0 before it and 0.4 right after it" in asked
+    assert "What it added comes back." in asked
     call.ok("POST", f"/v1/populations/{name}/status", {"status": "frozen", "reason": "a question"})
     page = call("GET", f"/releases/{held}").text
     assert f"{name} is frozen: it must not leave. If it was never released, void it." in page

@@ -23,6 +23,11 @@ def test_violations_are_counted_on_whatever_page_they_are(
     monkeypatch.setattr(audit_pages, "_PAGE", 1)
     page = call("GET", f"/audits?population={name}").text
     assert "1 audit disproves a promise" in page
+    found = call("GET", f"/audits?population={name}&status=violation").text
+    assert f"dp-sgd in {name}</a>, which is blocked there until a policy lifts that." in found
+    assert "audit 1 of its population" in found
+    assert call.ok("GET", f"/v1/audits?population={name}&status=inconclusive")["items"] == []
+    assert "This filter shows no audit." in call("GET", f"/audits?population={name}&status=consistent").text
     assert "δ = 1e-05, per user" in page  # beside what was promised
     assert "No audit here disproves its promise" in call("GET", f"/audits?population={name}&status=queued").text
     monkeypatch.setattr(audit_pages, "_PAGE", 50)
@@ -43,6 +48,22 @@ def test_a_mechanism_says_of_each_audit_how_far_it_came(service: Local, call: Ca
     page = call("GET", "/mechanisms/dp-sgd").text
     assert "queued or running" in page
     assert "abandoned" in page
+
+
+def test_who_planned_an_audit_and_why_is_told_where_the_ledger_may_be_read(service: Local, call: Caller) -> None:
+    name = call.population(count=60, epsilon=2.0, delta=1e-5)
+    asked = {"population": name, "mechanism": "dp-sgd", "audit": "weights after one step", "samples": 1000}
+    planned = call.ok("POST", "/v1/audits", asked | {"reason": "before the autumn release"})["id"]
+    path, number = f"/audits/{planned}", call.ok("GET", f"/v1/audits/{planned}")["planned_by"]
+    entry = f"/populations/{name}/entry?number={number}"
+    page = call("GET", path).text
+    assert ": before the autumn release</dd>" in page
+    assert f'href="{entry}">entry {number}</a>' in page
+    assert "not started yet" in page
+    key = {"Authorization": f"Bearer {keys.create(service.parts.database, name='p', roles=['pipeline'])['secret']}"}
+    page = call("GET", path, headers=key).text
+    assert "autumn" not in page
+    assert entry not in page
 
 
 def test_keys_that_have_ended_open_nothing_and_are_not_counted(
@@ -71,7 +92,7 @@ def test_what_is_signed_is_told_up_to_the_entry_that_was_signed() -> None:
         assert "not yet; one is made every 4 hours" in call("GET", ledger).text
         assert "one is made every 4 hours" in call("GET", "/overview").text
         checkpoint(alone.parts)
-        assert "up to this head" in call("GET", ledger).text
+        assert "up to this entry" in call("GET", ledger).text
         assert call.ok("GET", "/overview.json")["checkpoint"]["grown"] == 0
         call.ok("POST", f"/v1/populations/{name}/datapoints", {"count": 1})
         assert "up to entry 2; the rest is signed with the next" in call("GET", ledger).text

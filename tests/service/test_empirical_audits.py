@@ -97,7 +97,7 @@ def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     assert proved["progress"] == {"step": 6000, "steps": 6000}
     assert len(proved["roc"]) > 2
     assert proved["sentence"].startswith("Nothing was found against the promise")
-    assert f"where {proved['power']['twin']} would show" in proved["sentence"]
+    assert f"by an audit that would have caught it weakened to {proved['power']['twin']}" in proved["sentence"]
     assert not proved["blocks"]
     assert reasons(call, population, SGD) == ["population.status"]
 
@@ -153,7 +153,7 @@ def test_the_command_line_waits_and_exits_by_what_was_found(
             ended(process)
     assert (found["verdict"], found["progress"]) == ("inconclusive", {"step": 300, "steps": 300})
     assert found["power"]["samples"] > 300
-    assert f"from {found['power']['samples']:,} samples on, and there were 300" in found["sentence"]
+    assert f"takes {found['power']['samples']:,} samples, and there were 300" in found["sentence"]
     assert "violation. The promise of" in shown
     assert "waiting, 0 tries" in shown
 

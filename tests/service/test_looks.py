@@ -103,7 +103,7 @@ def test_a_release_that_nobody_looked_at_is_not_audited_and_says_so_everywhere(
     report = house.auditor.get(f"/v1/populations/{name}/report")["report"]
     assert report["certificates"][0]["audit"] == says
     shown = house.auditor.ask("GET", f"/v1/populations/{name}/report", params={"format": "html"}).text
-    assert "Nobody opened the files of 1 of the 1 that left" in shown
+    assert "Of the 1 release that left, none had its file opened and checked: " in shown
     assert says["text"] in house.auditor.ask("GET", f"/v1/releases/{held}/report", params={"format": "html"}).text
 
 

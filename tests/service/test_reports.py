@@ -153,9 +153,9 @@ def test_how_many_nobody_opened_is_counted_over_all_that_left(
     assert (said["summary"]["left"], said["summary"]["opened"]) == (3, 0)
     page = house.auditor.ask("GET", f"/v1/populations/{story['name']}/report", params={"format": "html"})
     text = " ".join(well_made(page.text).text.split())
-    assert "Nobody opened the files of 3 of the 3 that left" in text
+    assert "Of the 3 releases that left, none had its file opened and checked: " in text
     assert "told of the newest 1 of 3 that left" in text
-    assert "Alone is the ε of its own certificate, at δ = 1e-06" in text
+    assert "“ε alone” is that of the release's own certificate, at δ = 1e-06" in text
 
 
 def test_no_report_is_signed_on_a_ledger_that_was_changed(house: House) -> None:
@@ -169,7 +169,7 @@ def test_no_report_is_signed_on_a_ledger_that_was_changed(house: House) -> None:
     verified = report(house, name)["report"]["verified"]
     assert (verified["ok"], verified["entries"]) == (True, 2)
     page = house.auditor.ask("GET", f"/v1/populations/{name}/report", params={"format": "html"})
-    assert "and verified, on" in well_made(page.text).text
+    assert "up to entry 2, and found everything in order." in well_made(page.text).text
 
 
 def test_it_names_nobody(house: House, story: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ def test_the_page_prints_and_can_be_read_aloud(house: House, story: dict[str, An
     assert not re.search('"kind"|nats|datapoint|add_remove', outline.text)
     assert "lifelong budget is ε = 2 at δ = 1e-06." in outline.text
     assert "Only proved mechanisms are accepted." in outline.text
-    assert "The ledger has not been verified yet, see Signature." in outline.text
+    assert "The ledger has not been verified in full yet, see Signature." in outline.text
     assert [tag for tag, _ in outline.tags].count("table") == 4
 
 
@@ -252,7 +252,7 @@ def test_the_first_page_has_the_answer_and_counts(house: House, story: dict[str,
     assert {each["became"] for each in said["decisions"]} == {"committed", "denied", "expired", "voided"}
     found = {each["code"]: each["releases"] for each in said["summary"]["findings"]}
     assert found["tuning.undeclared"] == len({each["release"] for each in said["findings"] if "tuning" in each["code"]})
-    assert [each["text"] for each in said["summary"]["else"]] == ["1 key erased"]
+    assert [each["text"] for each in said["summary"]["else"]] == ["1 user's key was erased"]
     who = {each["id"]: each["name"] for each in said["actors"]}
     assert who[said["policies"][1]["actor"]] == "officer"
     assert who["sweeper"] is None
@@ -300,7 +300,14 @@ def test_periods_that_cannot_be_are_refused(
     house.auditor.get(f"/v1/populations/{name}/report", status=422, to="yesterday")
     for odd in ("0001-01-01T00:00:00+14:00", "1970-01-01", "2020-01-01T00:00:00"):
         assert report(house, name, **{"from": odd})["report"]["budgets"]["start"] is None
-    assert report(house, name, to="9999-12-31T23:59:59-14:00")["report"]["entries"]
+    ahead = report(house, name, to="9999-12-31T23:59:59-14:00")["report"]
+    assert ahead["entries"]
+    assert ahead["to"] == ahead["made_at"] < ahead["ends"]
+    page = house.auditor.ask("GET", f"/v1/populations/{name}/report", params={"to": "2999-01-01", "format": "html"})
+    assert "Interim: the period that was asked for ends on 2999-01-01 00:00:00 UTC." in well_made(page.text).text
+    whole = report(house, name)["report"]
+    assert whole["summary"]["else"][0]["text"].endswith("users were added, in 1 registration")
+    assert whole["ends"] == whole["to"]
     monkeypatch.setattr(reports, "MOST_ENTRIES", 3)
     assert "shorter" in house.auditor.get(f"/v1/populations/{name}/report", status=422)["detail"]
     monkeypatch.setattr(reports, "MOST_REPLAYED", 3)

@@ -150,6 +150,9 @@ def test_a_person_is_told_every_release_and_what_it_means(house: House, name: st
     promise = Guarantee(epsilon=3.0, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved")
     sentences = [line for section in said["sections"] for line in section["paragraphs"] + section["lines"]]
     assert promise.meaning() in sentences
+    assert said["sections"][1]["paragraphs"][0] == promise.odds()
+    assert any("δ is the small chance that this does not hold, about 1 in 1,000,000." in line for line in sentences)
+    assert "number 3, counted from 0 in the order of arrival" in sentences[0]
     assert any("it has left" in line and "stochastic gradient descent" in line for line in sentences)
     assert any("counts as if it had left" in line for line in sentences)
     assert any("nothing of it left" in line and "By itself" not in line for line in sentences)
