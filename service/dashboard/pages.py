@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request
@@ -86,6 +86,8 @@ class Refused:
 
 # ---------------------------------------------------------------- declaring
 
+Shown = TypeVar("Shown", bound=Callable[..., Data | Refused])
+
 
 def page(
     router: APIRouter,
@@ -95,14 +97,14 @@ def page(
     question: str,
     template: str,
     draw: Callable[[Data], Mapping[str, Any]] | None = None,
-) -> Callable[[Callable[..., Data | Refused]], Callable[..., Data | Refused]]:
+) -> Callable[[Shown], Shown]:
     """Declare a page: the function below gives its data, and says by `as_in` who may see it.
 
     `draw` makes charts and the like out of the data alone. The path and the path with `.json` show the same. What is
     refused is a problem there, and on the page itself, above the form that asked for it.
     """
 
-    def declare(data: Callable[..., Data | Refused]) -> Callable[..., Data | Refused]:
+    def declare(data: Shown) -> Shown:
         given = Depends(data)
 
         def html(request: Request, shown: Any = given) -> Response:
