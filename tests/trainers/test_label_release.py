@@ -31,6 +31,7 @@ from accountant.partition import (
 from tests.accountant.strategies import ADJACENCIES
 from tests.trainers.test_labels import encounters
 from trainers.catalog import label_spaces, mechanism
+from trainers.labels import FEW
 from trainers.mechanisms.label_release import RULES, counted, run, told
 from trainers.noise import Noise
 from trainers.ports import Made, Rows, Run
@@ -267,8 +268,9 @@ def test_a_datapoint_counts_once_for_each_of_its_first_labels(
 
 
 def test_labels_of_single_rows_are_counted_in_one_pass() -> None:
-    for y in ([5, 5, 0, 2**40], [5, 5, 0, 9], [-1, -1, 3], [], ["b", "a", "b"]):
-        array = np.array(y) if y else np.empty(0, dtype=np.int64)
+    few = [np.array(y) for y in ([5, 5, 0, 2**40], [5, 5, 0, 9], [-1, -1, 3], ["b", "a", "b"])]
+    few += [np.array([5, -7, 5, 3], dtype=np.int8), np.array([5, 2**64 - 1, 5], dtype=np.uint64)]
+    for array in (*few, *(np.resize(each, FEW) for each in few), np.empty(0, dtype=np.int64)):
         labels, sizes = counted(rows(array), labels_per_unit=1)
         unique, expected = np.unique(array, return_counts=True)
         np.testing.assert_array_equal(labels, unique)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from accountant.errors import InvalidInput
 from trainers.catalog.label_spaces import LABELS, MAX_LABELS
 from trainers.catalog.parameters import read
-from trainers.labels import distinct, label_space, space_of, texts
+from trainers.labels import _sorted, _tabled, distinct, label_space, space_of, texts
 from trainers.noise import Noise
 from trainers.ports import Run
 
@@ -149,10 +149,12 @@ def test_distinct_is_unique_of_numpy(values: list[int], as_text: bool) -> None: 
     for dtype in (np.int64, np.int8, np.uint16, np.uint64):
         array = np.array([value % (1 << 62) if dtype == np.uint64 else value for value in values]).astype(dtype)
         y = array.astype(np.str_) if as_text else array
-        found, which = distinct(y)
         unique, inverse = np.unique(y, return_inverse=True)
-        np.testing.assert_array_equal(found, unique)
-        np.testing.assert_array_equal(which, inverse)
+        for way in (distinct, _sorted) if as_text else (distinct, _sorted, _tabled):
+            found, which = way(y)
+            assert found.dtype == y.dtype
+            np.testing.assert_array_equal(found, unique)
+            np.testing.assert_array_equal(which, inverse)
 
 
 def test_as_many_labels_as_are_allowed() -> None:

@@ -97,12 +97,12 @@ def test_progress_of_prototypes_begins_when_all_rows_are_added(there: int, monke
 @pytest.mark.parametrize("odd", [3, -1, labels.TABLE, 10**15])
 def test_an_odd_label_has_no_other_sorted(odd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting takes twenty times as long as counting: a clock would tell that one record is there."""
-    monkeypatch.setattr(label_release, "_AT_ONCE", 300)
-    y = np.arange(1000) % 50
+    monkeypatch.setattr(label_release, "_AT_ONCE", labels.FEW // 3)
+    y = np.arange(labels.FEW) % 50
     y[500] = odd
     expected = np.unique(y, return_counts=True)
     called = watched(monkeypatch, np, "unique"), watched(monkeypatch, labels, "_sorted")
-    rows = Rows(slots=1000, unit=np.arange(1000), x=np.empty((1000, 0), dtype=np.float32), y=y)
+    rows = Rows(slots=len(y), unit=np.arange(len(y)), x=np.empty((len(y), 0), dtype=np.float32), y=y)
     np.testing.assert_array_equal(label_release.counted(rows, labels_per_unit=1), expected)
     np.testing.assert_array_equal(labels.distinct(y)[0], expected[0])
     assert called == ([(int(odd != 3),)], [(int(odd != 3),)])

@@ -14,7 +14,7 @@ import numpy as np
 
 from accountant.partition import LaplaceThreshold, Optimal, SteepestTest, TruncatedGeometric, per_label
 from trainers.catalog.label_spaces import MAX_TOLD, tellable
-from trainers.labels import TABLE, distinct, texts, unsigned
+from trainers.labels import FEW, TABLE, distinct, texts, unsigned
 from trainers.ports import Made
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _sizes(y: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.int6
 
     So one label of any size, which may be one person's, costs a copy of the part that it stands in and no more.
     """
-    if y.dtype.kind not in "iu":
+    if y.dtype.kind not in "iu" or len(y) < FEW:
         labels, which = distinct(y)
         return labels, np.bincount(which, minlength=len(labels))
     sizes = np.zeros(TABLE + 1, dtype=np.int64)  # the last is of those that index no table
