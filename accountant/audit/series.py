@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from accountant.audit.empirical import LowerBound, Method
-from accountant.audit.verdicts import Power, Verdict, confidence_of, verdict
+from accountant.audit.verdicts import Power, Verdict, confidence_of, verdict, weakened
 from accountant.errors import InvalidDocument, InvalidInput
 from accountant.guarantees import rounded_down, rounded_up
 from accountant.units import FAILURE_PROBABILITY, NOT_NEGATIVE, real, whole
@@ -111,18 +111,16 @@ class PlannedAudit:
     def _seen(self) -> str:
         if self.power is None:
             return "by an audit whose plan does not say what it would have seen"
-        return f"by an audit that would have caught it weakened to {self.power.twin}"
+        return f"by an audit that would have caught {weakened(self.power.twin)}"
 
     @property
     def _unseen(self) -> str:
         if self.power is None or self.power.suffices(self.samples):
             return "so many samples prove nothing at this confidence"
         if self.power.samples is None:
-            return (
-                f"at the confidence of audit {self.number} this attack would not catch it weakened to {self.power.twin}"
-            )
+            return f"at the confidence of audit {self.number} this attack would not catch {weakened(self.power.twin)}"
         return (
-            f"catching it weakened to {self.power.twin} takes {self.power.samples:,} samples, and there were "
+            f"catching {weakened(self.power.twin)} takes {self.power.samples:,} samples, and there were "
             f"{self.samples:,}"
         )
 

@@ -28,6 +28,15 @@ class Power(NamedTuple):
         return self.samples is not None and samples >= self.samples
 
 
+def weakened(twin: str) -> str:
+    """A twin in a sentence.
+
+    >>> weakened("a third of the noise"), weakened("the mechanism as it is")
+    ('the mechanism weakened to a third of the noise', 'the mechanism as it is')
+    """
+    return twin if twin.startswith("the mechanism") else f"the mechanism weakened to {twin}"
+
+
 def verdict(bound: LowerBound, *, epsilon: float, delta: float, confidence: float, powerful: bool) -> Verdict:
     """What a lower bound says of the promise (ε, δ), for whoever asks for this confidence.
 

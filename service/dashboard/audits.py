@@ -71,7 +71,8 @@ def _intervals(name: str, title: str, items: list[dict[str, Any]]) -> Any:
         title=title,
         intervals=[
             Interval(
-                label=f"{each['mechanism']} in {each['population']}, audit {each['number']:,}: {each['audit']}",
+                label=f"{each['mechanism']}: {each['audit']}"
+                + (f", audit {each['number']:,} of {each['population']}" if len(items) > 1 else ""),
                 lower=each["lower_bound"]["epsilon_lower"],
                 promise=each["promise"]["epsilon"],
                 terms=Terms(delta=each["promise"]["delta"], unit=each["unit"]),

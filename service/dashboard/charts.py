@@ -123,7 +123,7 @@ class Meter:
 class Interval:
     """What an audit found, at least, and what is promised, at most; None of a promise is one without a finite ε.
 
-    `label` names the audit and, after a colon, the attack, which alone is written where there is one audit.
+    `label` names the mechanism and, after a colon, the attack, which alone is written where there is one audit.
     """
 
     label: str
@@ -638,8 +638,8 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
         lower, promise = at_least(each.lower), at_most(each.promise)
         left, right = across(lower), across(promise)
         verdict, y = f"{icon} {word}", top + second + 22
-        audit, _, attack = each.label.partition(": ")
-        called = audit if second or not attack else attack
+        mechanism, _, attack = each.label.partition(": ")
+        called = mechanism if second or not attack else attack
         room = WIDTH - wide(f"{verdict} mm")
         marks += [
             label(fitting(called, width=room, bold=True), x=0.0, y=top + 12, class_="chart-name"),

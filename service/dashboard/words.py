@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup, escape
 
 from accountant.audit.findings import RULES
+from accountant.audit.verdicts import weakened
 from service.printed import down, moment, sign, up
 
 if TYPE_CHECKING:
@@ -294,5 +295,5 @@ FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
     "who": who, "expiring": expiring, "duration": duration, "bound": bound, "sign": sign,
-    "unbroken": unbroken, "titled": titled, "adjacent": adjacent,
+    "unbroken": unbroken, "titled": titled, "adjacent": adjacent, "weakened": weakened,
 }  # fmt: skip

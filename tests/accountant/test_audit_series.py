@@ -95,7 +95,7 @@ def test_a_plan_fixes_the_confidence_and_the_share_of_one_that_fails_is_used() -
         "Audit 2 of this population, of 'dp-sgd', came to nothing, and has used its share of errors.",
         (
             "Nothing was found against the promise of ε ≤ 2 at δ = 1e-05 for 'dp-sgd', by an audit that would have "
-            "caught it weakened to half the noise"
+            "caught the mechanism weakened to half the noise"
         ),
     ]
 
@@ -106,7 +106,7 @@ def test_a_plan_fixes_the_confidence_and_the_share_of_one_that_fails_is_used() -
         (
             1.9931,
             1.2345,
-            "by an audit that would have caught it weakened to half the noise: an attack showed ε ≥ 1.23 ",
+            "by an audit that would have caught the mechanism weakened to half the noise: an attack showed ε ≥ 1.23 ",
         ),
         (1.9931, 1.9967, "of ε ≤ 1.994 at δ = 1e-05 for 'dp-sgd' is false: an attack showed ε ≥ 1.996 "),
     ],
@@ -166,16 +166,20 @@ def test_a_verdict_follows_from_the_numbers(more: dict[str, Any], said: str) -> 
 @pytest.mark.parametrize(
     ("power", "said", "words"),
     [
-        (Power("half the noise", 1000), "consistent", "caught it weakened to half the noise: an attack showed ε ≥ 1 "),
+        (
+            Power("half the noise", 1000),
+            "consistent",
+            "caught the mechanism weakened to half the noise: an attack showed ε ≥ 1 ",
+        ),
         (
             Power("half the noise", 1001),
             "inconclusive",
-            "since catching it weakened to half the noise takes 1,001 samples, and there were 1,000: an attack showed",
+            "since catching the mechanism weakened to half the noise takes 1,001 samples, and there were 1,000",
         ),
         (
             Power("half the noise", None),
             "inconclusive",
-            "since at the confidence of audit 1 this attack would not catch it weakened to half the noise",
+            "since at the confidence of audit 1 this attack would not catch the mechanism weakened to half the noise",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def test_the_report_of_a_quarter_is_a_few_pages(sights: dict[str, Sight], tmp_pa
     findings = page.locator("section[aria-labelledby=findings]").bounding_box()
     assert findings is not None
     assert findings["y"] + findings["height"] <= TALL  # it and whatever is before it is on the first page
-    assert "Interim: the period that was asked for ends on " in words  # a quarter that goes on
+    assert "Interim: the period ends on " in words  # a quarter that goes on
     assert words.index("What this report does not show") < words.index("Annex A")
     sight.photograph("report-document-print")
     page.emulate_media(media="null")

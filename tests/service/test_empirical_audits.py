@@ -97,7 +97,9 @@ def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     assert proved["progress"] == {"step": 6000, "steps": 6000}
     assert len(proved["roc"]) > 2
     assert proved["sentence"].startswith("Nothing was found against the promise")
-    assert f"by an audit that would have caught it weakened to {proved['power']['twin']}" in proved["sentence"]
+    assert (
+        f"by an audit that would have caught the mechanism weakened to {proved['power']['twin']}" in proved["sentence"]
+    )
     assert not proved["blocks"]
     assert reasons(call, population, SGD) == ["population.status"]
 
