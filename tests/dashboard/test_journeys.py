@@ -70,8 +70,8 @@ def test_explain_why_a_release_was_denied(officer: Sight, house: House) -> None:
     page.wait_for_url(f"**/releases/{house.denied}")
     words = page.locator("main").inner_text()
     assert "denied" in words
-    assert "It would have brought 50 datapoints to ε ≤ " in words  # what, in a sentence
-    assert "50 datapoints would be at ε ≤ " in words  # the reason
+    assert "It would have brought 50 users to ε ≤ " in words  # what, in a sentence
+    assert "50 users would be at ε ≤ " in words  # the reason
     assert "nats" not in words  # unless somebody wants to know
     assert "would be admitted" in words  # the advice
     officer.is_content()
