@@ -69,6 +69,8 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(
     assert "violations" not in before
     assert "false" not in printed(call, parts, release, tmp_path, capsys)
     assert call.ok("GET", f"/v1/populations/{population}")["promise"]["proof_status"] == "proved"
+    for path in ("/overview", f"/populations/{population}/budget"):
+        assert "Nothing made by dp-sgd has left or may leave here." in call("GET", path).text, path
 
     audit = violated(call, parts, population)
     after = predicate(call, release)
