@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -176,15 +176,35 @@ def wherever_a_row_stands(module: nn.Module, batches: Sequence[torch.Tensor], *,
     threads = torch.get_num_threads()
     try:
         for batch in batches:
+            look = _look_of(module, batch, loss)
+            if look in _STEADY:
+                continue
             if _rounds_by_place(module, batch, loss):
                 torch.set_num_threads(1)
                 if _rounds_by_place(module, batch, loss):
                     raise InvalidInput(
                         "recipe.physical_batch", len(batch), "a size at which the network rounds alike at every place"
                     )
+            elif look is not None:
+                _STEADY[look] = None
+                while len(_STEADY) > _MOST_STEADY:
+                    _STEADY.pop(next(iter(_STEADY)), None)
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _look_of(module: nn.Module, like: torch.Tensor, loss: Loss) -> Hashable:
+    """All that decides how a network of torch's own layers rounds, but for its weights; None where others are in it."""
+    if any(not type(each).__module__.startswith("torch.nn.") for each in module.modules()):
+        return None
+    trained = tuple(parameter.requires_grad for parameter in module.parameters())
+    return repr(module), trained, loss, like.shape, like.dtype, like.device, torch.get_num_threads()
+
+
+#: What was seen to be steady, newest last: a process that trains the same network often looks at it once.
+_STEADY: dict[Hashable, None] = {}
+_MOST_STEADY: Final = 256
 
 
 def _rounds_by_place(module: nn.Module, like: torch.Tensor, loss: Loss) -> bool:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from trainers import private_sgd
+from trainers import clipping, private_sgd
 from trainers.clipping import clipped_sum, trainable
 from trainers.models import build, load, state
 from trainers.noise import Noise, grid_step
@@ -280,6 +280,7 @@ def test_an_empty_sample_is_a_step_of_noise() -> None:
 def test_nobody_takes_as_long_as_everybody(physical_batch: int, passes_of_a_step: int) -> None:
     """As many passes, of as many rows, of which as many are weighted."""
     taken = []
+    clipping._STEADY.clear()
     for without in ((), range(SLOTS)):
         module, passes = network(), list[int]()
         module.register_forward_pre_hook(lambda _, inputs, passes=passes: passes.append(len(inputs[0])))
@@ -289,8 +290,19 @@ def test_nobody_takes_as_long_as_everybody(physical_batch: int, passes_of_a_step
         ]
         noisy_gradient(module, given, Noise.repeatable(0), physical_batch=physical_batch)
         taken.append((passes, usual))
+        clipping._STEADY.clear()  # or the second is not looked at again, whoever it is
     assert taken[0] == taken[1]
     assert sum(size not in LOOKS for size in taken[0][0]) == PLACES + passes_of_a_step
+
+
+def test_a_network_is_looked_at_once() -> None:
+    clipping._STEADY.clear()
+    module, passes = network(), list[int]()
+    module.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    for looks in (PLACES, 0):
+        passes.clear()
+        noisy_gradient(module, source(), Noise.repeatable(0))
+        assert sum(size not in LOOKS for size in passes) == looks + 1
     assert sum(taken[0][1]) == SLOTS
 
 
