@@ -293,6 +293,7 @@ def test_nobody_takes_as_long_as_everybody(physical_batch: int, passes_of_a_step
         clipping._STEADY.clear()  # or the second is not looked at again, whoever it is
     assert taken[0] == taken[1]
     assert sum(size not in LOOKS for size in taken[0][0]) == PLACES + passes_of_a_step
+    assert sum(taken[0][1]) == SLOTS
 
 
 def test_a_network_is_looked_at_once() -> None:
@@ -303,7 +304,6 @@ def test_a_network_is_looked_at_once() -> None:
         passes.clear()
         noisy_gradient(module, source(), Noise.repeatable(0))
         assert sum(size not in LOOKS for size in passes) == looks + 1
-    assert sum(taken[0][1]) == SLOTS
 
 
 def test_what_a_network_cannot_take_fails_for_nobody_too() -> None:
