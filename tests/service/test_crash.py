@@ -14,7 +14,7 @@ import pytest
 from service.store.embedded import embedded
 from tests.service.harness import Remote, Storm, exported, fresh, remote, verified
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROUNDS = 2
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from tests.service import work
 from tests.service.harness import Local, kill_postgres, local
 from tests.service.work import data, ended, job, statuses, until, worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
