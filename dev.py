@@ -66,6 +66,7 @@ class Step(NamedTuple):
     complaint: str
     command: Sequence[str]
     variables: Mapping[str, str] = {}
+    again: Sequence[str] = ()  # what is run once more if tests failed, and says whether they do alone
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -126,7 +127,15 @@ def steps(python: Path, tier: str, pytest_arguments: Sequence[str]) -> list[Step
     # The workers use all cores already; threads inside of them would wait for each other.
     variables = {"STINT_HYPOTHESIS": tier, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     # A browser is driven by an event loop that stays with its process, where other tests could have none of theirs.
-    pages = Step("pages", "A page did not pass", (*module, "pytest", *selection, *spread, PAGES), variables)
+    # A machine that others slow down may reach a limit that a test waits for: what failed gets a second chance, alone.
+    alone = ("--last-failed", "--last-failed-no-failures", "none", "-p", "no:xdist")
+    pages = Step(
+        "pages",
+        "A page did not pass",
+        (*module, "pytest", *selection, *spread, PAGES),
+        variables,
+        (*module, "pytest", *selection, *alone, PAGES),
+    )
     accountant = Step(
         "accountant",
         f"The accountant's tests did not pass, or they cover less than {COVERAGE_PERCENT} % of its branches",
@@ -150,6 +159,7 @@ def steps(python: Path, tier: str, pytest_arguments: Sequence[str]) -> list[Step
             "The tests did not pass",
             (*module, "pytest", *selection, *(spread if measured else []), *(pytest_arguments or elsewhere)),
             variables,
+            (*module, "pytest", *selection, *alone, *elsewhere) if measured else (),
         ),
     ]
 
@@ -162,6 +172,9 @@ def run_steps(checks: Sequence[Step], *, limit_seconds: float) -> int:
         step_started = time.monotonic()
         try:
             code = _call(step.command, step.variables, limit_seconds=started + limit_seconds - step_started)
+            if code == 1 and step.again:  # tests ran to the end, and some failed
+                print(f"[{step.name}] some failed, see above; those are run once more, one after the other", flush=True)
+                code = _call(step.again, step.variables, limit_seconds=started + limit_seconds - time.monotonic())
         except subprocess.TimeoutExpired:
             print(f"[{step.name}] stopped: all checks together may take {limit_seconds / 60:g} minutes.")
             return 1

@@ -114,6 +114,18 @@ def test_checks_stop_at_the_first_failure(tmp_path: Path, capfd: pytest.CaptureF
     assert dev.run_steps(checks[:1], limit_seconds=60) == 0
 
 
+@pytest.mark.parametrize(("first", "second", "code"), [(1, 0, 0), (1, 1, 1), (1, 5, 1), (2, 0, 1), (3, 0, 1)])
+def test_tests_that_failed_are_run_once_more_and_told(
+    first: int, second: int, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only if all ran to the end: of a run that broke off, nobody knows what would have failed."""
+    step = dev.Step(
+        "tests", "They failed", command(f"raise SystemExit({first})"), {}, command(f"raise SystemExit({second})")
+    )
+    assert dev.run_steps([step], limit_seconds=60) == code
+    assert ("some failed, see above" in capfd.readouterr().out) is (first == 1)
+
+
 def test_checks_stop_at_the_limit(capfd: pytest.CaptureFixture[str]) -> None:
     endless = [dev.Step("endless", "unseen", command("import time; time.sleep(60)"))]
     assert dev.run_steps(endless, limit_seconds=0.3) == 1
