@@ -31,6 +31,7 @@ from benchmarks.measure import at_most, duration, medians, times
 from trainers.ahead import cores
 from trainers.models import build
 from trainers.noise import Noise
+from trainers.ports import Rows
 from trainers.private_sgd import Source, train
 
 ROWS = 1 << 14
@@ -123,12 +124,9 @@ def turns(case: Case, batch: int) -> dict[str, Callable[[], None]]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, *case.recipe["shape"], generator=generator)
     y = torch.randint(case.outputs, (ROWS,), generator=generator)
-    source = Source(
-        x=x,
-        y=y,
-        unit=np.arange(ROWS),
-        slots=ROWS,
-        rows_per_unit=1,
+    source = Source.of(
+        Rows(slots=ROWS, unit=np.arange(ROWS), x=x.numpy(), y=y.numpy()),
+        y.numpy(),
         sampling_probability=batch / ROWS,
         noise_multiplier=1.0,
         clip_norm=1.0,

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -22,26 +23,32 @@ def cores() -> int:
 
 
 @contextmanager
-def ahead(items: Iterator[Item], *, most: int) -> Iterator[Iterator[Item]]:
+def ahead(items: Iterator[Item], *, together: int) -> Iterator[Iterator[Item]]:
     """The same items in the same order; where torch leaves a core to spare, another thread makes them meanwhile.
 
-    At most `most` exist at a time, the one that was handed out last among them: whoever asks for the next is done with
-    it, so that as many places to keep them in are enough. What goes wrong in the making is raised where it is asked
-    for. It helps since torch, numpy and the cipher let go of Python's lock while they compute.
+    They are made so many `together`, the first alone, since somebody waits for it. At most twice as many exist at a
+    time, the one that was handed out last among them: whoever asks for the next is done with it, so that as many places
+    to keep them in are enough. What goes wrong in the making is raised where its group is asked for. It helps since
+    torch, numpy and the cipher let go of Python's lock while they compute. To get it back from another thread takes
+    some 20 µs, which is why groups are handed over and not items.
     """
     if torch.get_num_threads() >= cores():
         yield items
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
-        made = deque(thread.submit(next, items, None) for _ in range(most))
 
-        def coming() -> Iterator[Item]:
-            while (item := made.popleft().result()) is not None:
-                yield item
-                made.append(thread.submit(next, items, None))
+    def made(count: int) -> list[Item]:
+        return list(islice(items, count))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+        coming = deque([thread.submit(made, 1), thread.submit(made, together)])
+
+        def handed_out() -> Iterator[Item]:
+            while group := coming.popleft().result():
+                yield from group
+                coming.append(thread.submit(made, together))
 
         try:
-            yield coming()
+            yield handed_out()
         finally:
-            for each in made:
+            for each in coming:
                 each.cancel()

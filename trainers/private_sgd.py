@@ -35,8 +35,8 @@ Combine: TypeAlias = Callable[[Sequence[Gradient]], Gradient]
 Schedule: TypeAlias = Callable[[int], Sequence[int]]
 
 _TILE: Final = 32  # rows: batches are of whole tiles, since products round what is left of one otherwise
-_AHEAD: Final = 4  # samples that are drawn and laid out at a time, with their noise
-_LARGE: Final = 1 << 20  # weights: of so many two vectors of noise are enough, and more would be much
+_TOGETHER: Final = 4  # samples that are drawn and laid out in one go, with their noise
+_MEMORY: Final = 1 << 25  # bytes that these may take; of large networks and rows there are fewer in one go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class Source:
     add no more than that. The noise on a sum has the deviation noise_multiplier · clip_norm.
     """
 
-    x: torch.Tensor  # (n, …)
-    y: torch.Tensor  # (n,) of whole numbers
+    x: torch.Tensor  # (n + 1, …), the last of which is a null row, to fill batches with
+    y: torch.Tensor  # (n + 1,) of whole numbers
     unit: NDArray[np.int64]  # (n,) the slot of each row, rising
     slots: int
     rows_per_unit: int
@@ -69,9 +69,12 @@ class Source:
     ) -> Source:
         """The rows with the labels that a label space gives them. Below 0 is no label: such a row is null."""
         kept = labels >= 0
+        x, y = (np.zeros((np.count_nonzero(kept) + 1, *each.shape[1:]), each.dtype) for each in (rows.x, labels))
+        np.compress(kept, rows.x, axis=0, out=x[:-1])
+        np.compress(kept, labels, out=y[:-1])
         return cls(
-            x=torch.from_numpy(rows.x[kept]).to(device),
-            y=torch.from_numpy(labels[kept]).to(device),
+            x=torch.from_numpy(x).to(device),
+            y=torch.from_numpy(y).to(device),
             unit=rows.unit[kept],
             slots=rows.slots,
             rows_per_unit=rows.rows_per_unit,
@@ -103,7 +106,7 @@ class Source:
         usual = self.rows_per_unit * self.expected
         return _TILE * math.ceil(min(most, usual + 2 * math.sqrt(usual)) / _TILE)
 
-    def samples(self, noise: Noise, *, times: int) -> Iterator[torch.Tensor]:
+    def samples(self, noise: Noise, *, times: int) -> Iterator[NDArray[np.int64]]:
         """Which rows each of so many Poisson samples of the datapoints has. Private.
 
         Found in the same way whether or not somebody is null, so that it takes no longer where somebody is.
@@ -114,10 +117,9 @@ class Source:
             first = starts[chosen]
             count = stops[chosen] - first
             before = np.cumsum(count) - count  # rows of the sample that are those of earlier slots
-            rows = np.repeat(first - before, count) + np.arange(count.sum())
-            yield torch.from_numpy(rows).to(self.x.device)
+            yield np.repeat(first - before, count) + np.arange(count.sum())
 
-    def sample(self, noise: Noise) -> torch.Tensor:
+    def sample(self, noise: Noise) -> NDArray[np.int64]:
         """One of them."""
         [rows] = self.samples(noise, times=1)
         return rows
@@ -129,12 +131,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A batch of one public size. The first rows are those of a part of a sample, the others of whatever was there."""
+    """A batch of one public size. The first rows are those of a part of a sample, the others are null."""
 
     x: torch.Tensor  # (size, …)
     y: torch.Tensor  # (size,)
 
-    def parts(self, source: Source, sample: torch.Tensor) -> Iterator[tuple[int, int]]:
+    def parts(self, source: Source, sample: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Lay out a sample part by part: how many rows a part has, and how many it usually has.
 
         What is usual is public, and there are as many parts for few rows, or none, as there usually are: how long a
@@ -143,8 +145,11 @@ class Space:
         size, usual = len(self.x), math.floor(source.rows_per_unit * source.expected)
         for start in range(0, max(len(sample), usual), size):
             rows = sample[start : start + size]
-            torch.index_select(source.x, 0, rows, out=self.x[: len(rows)])
-            torch.index_select(source.y, 0, rows, out=self.y[: len(rows)])
+            places = np.full(size, len(source.x) - 1)
+            places[: len(rows)] = rows
+            chosen = torch.from_numpy(places).to(source.x.device)
+            torch.index_select(source.x, 0, chosen, out=self.x)
+            torch.index_select(source.y, 0, chosen, out=self.y)
             yield len(rows), min(max(0, usual - start), size)
 
 
@@ -157,7 +162,7 @@ class Drawn:
     parts: Iterator[tuple[int, int]]  # of the sample; the first is laid out already
 
     @classmethod
-    def of(cls, source: Source, space: Space, sample: torch.Tensor, normals: torch.Tensor) -> Drawn:
+    def of(cls, source: Source, space: Space, sample: NDArray[np.int64], normals: torch.Tensor) -> Drawn:
         """The first part of a sample laid out, and the noise that standard normals are."""
         parts = space.parts(source, sample)
         return cls(noise=normals.mul_(source.deviation / source.grid), space=space, parts=chain([next(parts)], parts))
@@ -243,10 +248,12 @@ def train(
 
     times = Counter(dict.fromkeys(everything, steps) if schedule is None else chain.from_iterable(places()))
     size = size_of(parameters)
-    most = _AHEAD if size < _LARGE else 2
+    sizes = [source.batch(physical_batch) for source in sources]
+    bytes_of_one = 8 * size + max(sizes, default=0) * sources[0].x[-1].nbytes
+    together = max(1, min(_TOGETHER, _MEMORY // bytes_of_one))
+    most = 2 * together  # exist at a time
     normals = noise.stream(size, times=times.total(), kept=most, device=parameters[0].device)
     samples = [source.samples(noise, times=times[place]) for place, source in enumerate(sources)]
-    sizes = [source.batch(physical_batch) for source in sources]
     spaces = {size: [sources[0].space(size) for _ in range(most)] for size in set(sizes)}
 
     def draws() -> Iterator[Drawn]:
@@ -257,7 +264,7 @@ def train(
     with (
         wherever_a_row_stands(module, [space[0].x for space in spaces.values()], loss=loss),
         clipping(module, loss=loss) as sums,
-        ahead(draws(), most=most) as drawn,
+        ahead(draws(), together=together) as drawn,
     ):
         for step, sampled in enumerate(places()):
             gradients = [

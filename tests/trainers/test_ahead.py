@@ -21,16 +21,16 @@ def test_items_come_in_order_and_at_most_so_many_exist(count: int) -> None:
             made.append(number)
             yield number * number
 
-    with ahead(squares(), most=3) as items:
+    with ahead(squares(), together=3) as items:
         for number, item in enumerate(items, start=1):
             assert item == number * number
             done += 1
-            assert len(made) <= number + 2
+            assert len(made) < number + 2 * 3
     assert done == count == len(made)
 
 
 def test_what_goes_wrong_is_raised_where_it_is_asked_for() -> None:
-    with ahead((6 // number for number in (3, 2, 0, 1)), most=2) as items:
+    with ahead((6 // number for number in (3, 2, 0, 1)), together=1) as items:
         assert [next(items), next(items)] == [2, 3]
         with pytest.raises(ZeroDivisionError):
             next(items)
@@ -38,6 +38,6 @@ def test_what_goes_wrong_is_raised_where_it_is_asked_for() -> None:
 
 def test_what_nobody_asks_for_is_left_undone() -> None:
     made: list[int] = []
-    with ahead((made.append(number) or number for number in range(1, 1000)), most=4) as items:  # type: ignore[func-returns-value]
+    with ahead((made.append(number) or number for number in range(1, 1000)), together=3) as items:  # type: ignore[func-returns-value]
         next(items)
     assert len(made) <= 4
