@@ -52,7 +52,11 @@ def write(folder: Path, made: Made, card: Mapping[str, Any], *, releasable: bool
 
     Of what was drawn from repeatable noise the file itself says that it is not to be released, and who commits looks.
     """
-    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in made.tensors.items()}
+    # Each with memory of its own, or one under two names would be refused.
+    tensors = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in made.tensors.items()
+    }
     facts = canonical(dict(made.facts))
     said = {"stint": facts.decode(), "releasable": "true" if releasable else "false"}
     save_file(tensors, folder / MODEL, metadata=said)

@@ -18,6 +18,8 @@ import torch
 from pyroaring import BitMap
 
 from tests.trainers.streams import Artifact
+from tests.trainers.test_artifacts import CARD
+from trainers import artifacts
 from trainers.catalog import CATALOG
 from trainers.catalog.parameters import read
 from trainers.data import open_data
@@ -111,12 +113,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ran(name: str, file: Path, *, device: str = "cpu", without: range | None = None) -> Made:
+def ran(
+    name: str, file: Path, *, device: str = "cpu", without: range | None = None, example: Example | None = None
+) -> Made:
     """What is made of the rows in the file, as an attempt makes it, but with noise that repeats.
 
     Datapoints `without` were trimmed: they keep their slots.
     """
-    row, example = CATALOG[name], EXAMPLES[name]
+    row, example = CATALOG[name], example or EXAMPLES[name]
     quoted = row.quote(example.parameters, adjacency="add_remove")
     data = open_data(
         {"uri": str(file), "x": "x", "y": "y"},
@@ -165,6 +169,45 @@ def test_it_runs_where_the_job_runs(name: str, file: Path, device: str) -> None:
     assert {tensor.device.type for tensor in made.tensors.values()} <= {"cpu"}, "an artifact is of no device"
     if "predictor" in made.facts:
         assert made.facts["label_rules"] == [{"remap": [], "remap_rule": "exact", "otherwise": ""}]
+
+
+def told(name: str, labels: list[str], *, bias: bool = True) -> Example:
+    """Its example, with labels that a release told."""
+    example = EXAMPLES[name]
+    recipe = {key: value for key, value in example.recipe.items() if key != "label_names"}
+    known = {"label_source": "released", "labels_release": "rel_labels"} | ({} if bias else {"bias": False})
+    parameters = dict(example.parameters)
+    if name == "output-perturbation-as-published":
+        parameters["weights"] = len(labels) * (SIZE + bias)
+    inputs = {**example.inputs, "labels_release": Artifact(Made(tensors={}, facts={"labels": labels}))}
+    return Example(parameters=parameters, recipe=recipe | known, inputs=inputs)
+
+
+LABELLED: Final = [name for name in MECHANISMS if "label_source" in EXAMPLES[name].recipe]
+BIASED: Final = [name for name in LABELLED if any(each.name == "bias" for each in CATALOG[name].recipe)]
+
+
+@pytest.mark.parametrize("labels", [[], ["0"], ["7"], ["0", "1"]], ids=["none", "one", "nobody's", "both"])
+@pytest.mark.parametrize(("name", "bias"), [*((name, True) for name in LABELLED), *((name, False) for name in BIASED)])
+def test_what_is_made_of_any_labels_is_written_and_read(
+    name: str,
+    bias: bool,  # noqa: FBT001 - of a parametrisation
+    labels: list[str],
+    file: Path,
+    tmp_path: Path,
+) -> None:
+    """Also with one label or none, which is what a small task releases."""
+    if name == "output-perturbation-as-published" and not labels:
+        with pytest.raises(ValueError, match=r"parameters.weights: expected"):
+            ran(name, file, example=told(name, labels, bias=bias))
+        return
+    made = ran(name, file, example=told(name, labels, bias=bias))
+    artifacts.write(tmp_path, made, CARD, releasable=False)
+    found = artifacts.read(tmp_path / artifacts.MODEL, release="rel_1")
+    assert found.facts["labels"] == labels
+    assert {each: tensor.tolist() for each, tensor in found.tensors.items()} == {
+        each: tensor.tolist() for each, tensor in made.tensors.items()
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if CATALOG[name].proof_status == "proved"])

@@ -102,6 +102,8 @@ def noisy_sums(
         part = sums[start : min(start + at_a_time, labels)]
         part.copy_(noise.noisy(part, deviation))
         progress(start + len(part), labels)
+    if not labels:
+        progress(1, 1)
     return sums[:labels]
 
 

@@ -150,8 +150,8 @@ def logits(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 def _records(rows: Rows, indices: NDArray[np.int64], d: int, labels: int) -> tuple[torch.Tensor, torch.Tensor]:
     kept = indices >= 0
     x = torch.from_numpy(rows.x[kept].astype(np.float64)).reshape(int(kept.sum()), d).clamp(-1, 1)
-    y = torch.nn.functional.one_hot(torch.from_numpy(indices[kept]), labels).to(torch.float64)
-    return x, y
+    y = torch.zeros((len(x), labels), dtype=torch.float64)  # of labels there may be none
+    return x, y.scatter_(1, torch.from_numpy(indices[kept])[:, None], 1.0)
 
 
 def _batches(records: Perturbed, size: int, noise: Noise) -> Iterator[Perturbed]:
