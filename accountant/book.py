@@ -83,6 +83,17 @@ class Lift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Became:
+    """Since which entry a population has its status: by whom and why, or by which audit."""
+
+    entry: int
+    at: str
+    actor: str
+    reason: str | None = None
+    audit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A named subset of the population with named parts; it may have a budget of its own."""
 
@@ -164,6 +175,7 @@ class Book:
     chain: Chain
     created_at: str
     status: PopulationStatus = "open"
+    became: Became | None = None  # what it is; None if it is open as it was made
     tasks: dict[str, Task] = field(default_factory=dict)
     releases: dict[str, Release] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
@@ -262,6 +274,9 @@ class Book:
                 self._rules = None
             case "population.frozen" | "population.opened" | "population.closed" as kind:
                 self.status = kind.removeprefix("population.").replace("opened", "open")
+                self.became = Became(
+                    entry=number, at=document["at"], actor=document["actor"], reason=document.get("reason")
+                )
             case "release.held":
                 assert held is not None
                 ledger.apply(self.ledger, held)
@@ -300,6 +315,7 @@ class Book:
                 self.audits[plan.id] = ended
                 if ended.freezes and self.status == "open":  # by the same entry, so that nothing comes between
                     self.status = "frozen"
+                    self.became = Became(entry=number, at=document["at"], actor=document["actor"], audit=plan.id)
             case "audit.abandoned":
                 plan = self.unfinished(document["audit"])
                 self.audits[plan.id] = replace(plan, stage="abandoned", ended=number)

@@ -103,6 +103,7 @@ def new(
             "what": plan.what,
             "samples": plan.samples,
             "level": plan.level,
+            "promise": {"by": plan.promiser, "epsilon": plan.epsilon(), "delta": plan.delta},
             "twin": plan.twin,
             "fewest": plan.fewest,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -25,7 +26,7 @@ from service.schemas import PolicyChange
 from trainers.catalog import CATALOG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from accountant.book import Book
 
@@ -35,7 +36,7 @@ Changer = Annotated[Actor, as_in(populations_api.change_policy)]
 Freezer = Annotated[Actor, as_in(populations_api.change_status)]
 STATUSES = ("proved", "claimed", "refuted")
 _BECOMES = {
-    "frozen": "While frozen, nothing can be proposed, and what is held must not leave, until it is opened.",
+    "frozen": "While frozen, nothing can be proposed, and what is held must not leave, until it is opened again.",
     "open": "Releases can be proposed again, under the current policy.",
     "closed": "Once closed, nothing can ever be proposed again, and what is held must not leave. It cannot be undone.",
 }
@@ -65,12 +66,27 @@ def policy(population: Population, parts: Service, actor: Reader) -> Data:
             "mechanisms": _mechanisms(book, admitted),
             "explicit": admitted[None],  # by no mechanism
             "reads_ledger": reads,
-            "names": keys.names(parts.database, [each["actor"] for each in found]) if reads else {},
+            "names": keys.names(parts.database, _actors(book, found)) if reads else {},
             "may_change": may(actor, populations_api.change_policy, populations_api.change_status),
             "means": None if book.status == "open" else _BECOMES[book.status],
+            "became": _became(book, told=reads),
             "severities": SEVERITIES,
             "over": readings.over(book, book.policy.budget) if reads and book.policy.budget != book.promise else 0,
         }
+
+
+def _actors(book: Book, versions: Sequence[Data]) -> list[str]:
+    """Of the versions and of the status."""
+    return [*(each["actor"] for each in versions), *([] if book.became is None else [book.became.actor])]
+
+
+def _became(book: Book, *, told: bool) -> Data | None:
+    """Since when it is what it is; for whoever may read the ledger also by whom, why and by which entry."""
+    became = book.became
+    if became is None:
+        return None
+    known = asdict(became)
+    return known if told else {**dict.fromkeys(known), "at": became.at}
 
 
 def _standing(book: Book) -> Data:

@@ -204,7 +204,7 @@ def risen(before: float | None, after: float | None) -> str:
 
 
 def unbroken(text: str) -> Markup:
-    """Sentences whose numbers are not broken at the end of a line: ε ≤ 2.5, 5 %, 1e-06, 2026-01-02.
+    """Sentences whose numbers are not broken at the end of a line: ε ≤ 2.5, ε 0.8, 5 %, 1e-06, 2026-01-02.
 
     >>> str(unbroken("at δ = 1e-06 & more"))
     'at <span class="joined">δ = 1e-06</span> &amp; more'
@@ -217,7 +217,7 @@ def unbroken(text: str) -> Markup:
     return Markup("".join(kept))  # noqa: S704 - escaped above, and only spans are added
 
 
-_WHOLE: Final = re.compile(r"[εδ] [≤≥=] [^\s,;)]+|\d[\d.,]* %|\b\d[\d.]*e-\d+|\b\d{4}-\d\d-\d\d\b")
+_WHOLE: Final = re.compile(r"[εδ] (?:[≤≥=] )?[\d∞][^\s,;)]*|\d[\d.,]* %|\b\d[\d.]*e-\d+|\b\d{4}-\d\d-\d\d\b")
 
 
 def titled(finding: str) -> str:

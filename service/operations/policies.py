@@ -182,7 +182,8 @@ def would_have_denied(database: Database, book: Book, *, new: Policy) -> tuple[l
         elif release.reached is not None and release.reached[1] == new.budget.delta:
             after = release.reached[0]
             if after is None or after > new.budget.epsilon:
-                reached = "no finite ε" if after is None else f"ε = {rounded_up(after, digits=3)}"
+                sign = "≤" if book.proof_status == "proved" else "="
+                reached = "no finite ε" if after is None else f"ε {sign} {float(rounded_up(after, digits=3)):.3g}"
                 reasons.insert(0, _over(new, f"It brought somebody to {reached}"))
         if reasons:
             found.append(

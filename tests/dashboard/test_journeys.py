@@ -81,7 +81,7 @@ def test_tighten_a_policy(officer: Sight, house: House) -> None:
     page = officer.open(f"/populations/{CLINIC}/policy/change?preview=yes&epsilon=0.1")
     denied = page.locator("#denied ~ .table tbody tr")
     assert denied.count() > 0
-    assert all("It brought somebody to ε = " in each for each in denied.all_inner_texts())
+    assert all("It brought somebody to ε ≤ " in each for each in denied.all_inner_texts())
     denied.get_by_role("link").first.click()
     page.wait_for_url("**/releases/rel_**")
     page = officer.open("/populations/trial/policy")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from service.dashboard import audits as audit_pages
@@ -112,10 +114,12 @@ def test_a_policy_says_who_is_over_it_and_what_frozen_means(service: Local, call
     told = call.ok("GET", f"{path}.json", headers={"Authorization": f"Bearer {pipeline}"})
     assert told["over"] == 0  # not told
     call.ok("POST", f"/v1/populations/{name}/status", {"status": "frozen", "reason": "a look"})
-    assert (
-        "While frozen, nothing can be proposed, and what is held must not leave, until it is opened."
-        in call("GET", path).text
-    )
+    frozen = re.sub(r"<[^>]+>", "", call("GET", path).text)
+    assert "While frozen, nothing can be proposed, and what is held must not leave, until it is opened again." in frozen
+    entry = call.ok("GET", f"/populations/{name}/ledger.json")["items"][0]["number"]
+    assert re.search(rf"Frozen since 2\d{{3}}-\d\d-\d\d \d\d:\d\d UTC, by .+: a look \(entry {entry}\)\.", frozen)
+    told = call.ok("GET", f"{path}.json", headers={"Authorization": f"Bearer {pipeline}"})["became"]
+    assert {key for key, value in told.items() if value is not None} == {"at"}
     refused = call("GET", f"{path}/change?preview=yes&epsilon=9").text
     assert "ε may be at most 0.5, that of the policy in force: it is never raised. You asked for 9." in refused
     assert "δ: &#39;x&#39; is not a number." in call("GET", f"{path}/change?preview=yes&delta=x").text

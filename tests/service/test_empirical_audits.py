@@ -108,6 +108,10 @@ def test_audits_of_a_life_and_what_they_say(house: Local, call: Caller) -> None:
     assert refuted["lower_bound"]["epsilon_lower"] > refuted["promise"]["epsilon"]
     assert refuted["promise"]["by"] == "paper"
     assert refuted["blocks"]
+    why = call.ok("GET", f"/populations/{population}/policy.json")["became"]
+    assert (why["audit"], why["reason"], why["entry"]) == (second, None, refuted["ended_by"])
+    page = call("GET", f"/populations/{population}/policy").text
+    assert f'by <a href="/audits/{second}">an audit that found a promise false</a>' in page
     assert (refuted["webhook"]["status"], proved["webhook"]) == ("waiting", None)  # nobody is told: no address is set
     assert call.ok("GET", f"/v1/populations/{population}")["status"] == "frozen"
     assert kinds(call, population) == ["audit.planned"] * 2 + ["audit.concluded"] * 2

@@ -46,7 +46,7 @@ def test_a_lower_budget_would_have_denied_what_went_beyond_it(service: Local, po
     )
     assert found["looked_at"] == 3
     assert found["would_have_denied"][0]["datapoints"] == 10
-    assert found["would_have_denied"][0]["reasons"] == ["It brought somebody to ε = 1.2."]
+    assert found["would_have_denied"][0]["reasons"] == ["It brought somebody to ε ≤ 1.2."]
 
 
 def test_a_policy_that_leaves_nobody_out_would_have_denied_what_was_trimmed(service: Local, call: Caller) -> None:

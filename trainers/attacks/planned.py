@@ -188,7 +188,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="weights after sampled steps",
                 level="mechanism",
-                what="the same after four steps on Poisson samples; the price is for who sees each step",
+                what="weight along the axis of a canary after four sampled steps; the price is for who sees each step",
                 promiser="catalog",
                 epsilon=lambda: price("dp-sgd", SGD),
                 delta=DELTA,
@@ -201,7 +201,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="weights after one sampled step",
                 level="mechanism",
-                what="the same after one step on a Poisson sample; likelihood ratio",
+                what="likelihood ratio of the weight along the axis of a canary, after one step on a Poisson sample",
                 promiser="catalog",
                 epsilon=lambda: price("dp-sgd", RARE),
                 delta=DELTA,
@@ -228,7 +228,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="one run, white box, sampled steps",
                 level="training",
-                what="the same after four steps on Poisson samples",
+                what="weights along the axes of canaries, each in by a coin, after four steps on Poisson samples",
                 promiser="catalog",
                 epsilon=lambda: price("dp-sgd", SGD),
                 delta=DELTA,
@@ -267,7 +267,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="weights after one step, replaced datapoint",
                 level="mechanism",
-                what="the same for a canary with one of two labels, whose clipped gradient turns round",
+                what="weight along the axis of a canary with one of two labels, whose clipped gradient turns round",
                 promiser="catalog",
                 epsilon=lambda: price("dp-sgd", QUIET, adjacency="replace_one"),
                 delta=DELTA,
@@ -324,7 +324,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="head after one sampled step",
                 level="mechanism",
-                what="the same after one step on a Poisson sample; likelihood ratio",
+                what="likelihood ratio of the head's weight along a canary's axis, after one step on a Poisson sample",
                 promiser="catalog",
                 epsilon=lambda: price("peft-ensemble", RARE),
                 delta=DELTA,
@@ -512,7 +512,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="sum of one label, replaced datapoint",
                 level="mechanism",
-                what="the same for a datapoint with one of two opposite features",
+                what="threshold on the sum of a label, for a datapoint with one of two opposite features",
                 promiser="catalog",
                 epsilon=lambda: price("cosine-classifier", SUMS, adjacency="replace_one"),
                 delta=DELTA,
@@ -652,7 +652,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="label space of a stream, derived from the data",
                 level="sequence",
-                what="the same where a label set is what occurs in the data, which the catalog offers nowhere",
+                what="whether a label of one datapoint is in a set of all labels in the data, as no mechanism offers",
                 promiser="nobody",
                 epsilon=lambda: price("label-release", LABELS),
                 delta=DELTA,
@@ -666,7 +666,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
                 Plan(
                     name=f"one more datapoint of a label, rule {rule}",
                     level="mechanism",
-                    what="the same with another rule",
+                    what="whether a label of ten datapoints is told, beside one of nine, with another rule",
                     promiser="catalog",
                     epsilon=partial(price, "label-release", {**LABELS, "rule": rule}),
                     delta=DELTA,
@@ -725,7 +725,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="weights around a wrong centre, Gaussian noise",
                 level="mechanism",
-                what="the same with Gaussian noise",
+                what="likelihood ratio of the weights, of one datapoint with the longest gradient; Gaussian noise",
                 promiser="catalog",
                 epsilon=lambda: price("output-perturbation", GAUSSIAN_WEIGHTS),
                 delta=DELTA,
@@ -754,7 +754,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="a life at every scale, Gaussian noise",
                 level="sequence",
-                what="the same with Gaussian noise",
+                what="likelihood ratio of all models that one datapoint enters, on its own runs; Gaussian noise",
                 promiser="catalog",
                 epsilon=lambda: price("multi-resolution", {**SCALES_GAUSSIAN, "step": 0}),
                 delta=DELTA,
@@ -783,7 +783,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="a life of bases and updates, Gaussian noise",
                 level="sequence",
-                what="the same with Gaussian noise",
+                what="likelihood ratio of all models that the worst-off datapoint enters; Gaussian noise",
                 promiser="catalog",
                 epsilon=lambda: price("continual-release", {**CONTINUAL_GAUSSIAN, "step": 0}),
                 delta=DELTA,
@@ -825,7 +825,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="a life of windows, noise for every pane (R5)",
                 level="sequence",
-                what="the same in the reading under which the paper's theorem holds",
+                what="lifetime sum of the noise in the reading under which the paper's theorem holds; w = 15 panes",
                 promiser="paper",
                 epsilon=lambda: PUBLISHED_EPSILON,
                 delta=0.0,
@@ -838,7 +838,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="a life of windows, Gaussian noise",
                 level="sequence",
-                what="the same as the first with Gaussian noise",
+                what="likelihood ratio of all models of a window chain that one datapoint enters; Gaussian noise",
                 promiser="catalog",
                 epsilon=lambda: price("sliding-window", {**WINDOW_GAUSSIAN, "step": 0}),
                 delta=DELTA,
@@ -868,7 +868,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="a batch turned round, at the paper's price",
                 level="mechanism",
-                what="the same, noise of all steps at once, against one clip norm of sensitivity, as the paper counts",
+                what="weights after steps on a batch that is turned round, against one clip norm, as the paper counts",
                 promiser="paper",
                 epsilon=lambda: account(Gaussian(noise_multiplier=AGEM["noise_multiplier"]), delta=DELTA).upper,
                 delta=DELTA,
@@ -957,7 +957,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="Laplace noise on each coordinate, at the paper's price",
                 level="mechanism",
-                what="the same against the claimed ε: three coordinates cost up to √3 of it",
+                what="likelihood ratio of the weights against the claimed ε: three coordinates cost up to √3 of it",
                 promiser="paper",
                 epsilon=lambda: PUBLISHED_EPSILON,
                 delta=0.0,
@@ -970,7 +970,7 @@ PLANS: Final[Mapping[str, tuple[Plan, ...]]] = MappingProxyType(
             Plan(
                 name="a Lipschitz constant from the data, at the paper's price",
                 level="mechanism",
-                what="the same with L of the paper's experiments, which divides by the datapoints once more",
+                what="likelihood ratio of the weights with the paper's L, which divides by the datapoints once more",
                 promiser="paper",
                 epsilon=lambda: PUBLISHED_EPSILON,
                 delta=0.0,
