@@ -115,7 +115,7 @@ def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]], *, bou
     for row in rows:
         body = from_canonical(bytes(row.body))
         decision = body["decision"]
-        is_told = may_read(actor, datapoints=decision["datapoints"], proposer=body["actor"])
+        is_told = may_read(actor, datapoints=releases.read_of(decision), proposer=body["actor"])
         reasons = (decision if is_told else without_readings(decision))["reasons"]
         found[row.id] = {
             "epsilon": {**decision["epsilon"], "bound": bound} if is_told else None,

@@ -554,7 +554,7 @@ def detail(
         "charges": charges,
         "declared": body["declared"],
         "decision": shown
-        if may_read(by, datapoints=decision["datapoints"], proposer=body["actor"])
+        if may_read(by, datapoints=read_of(decision), proposer=body["actor"])
         else without_readings(shown),
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
         "audit": _looked(entries),

@@ -148,3 +148,34 @@ def test_the_terminal_counts_those_who_were_charged(
 ) -> None:
     assert cli._show_decision(trimmed["answer"], as_json=False) == 0
     assert "admitted, 400 datapoints (200 of 600 left out), highest ε 0 → 0.8 of 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", ["pipeline", "worker", "auditor"])
+@pytest.mark.parametrize("left", [2, 12])
+def test_what_those_few_have_left_who_were_not_left_out_is_told_to_no_pipeline(
+    service: Local, call: Caller, role: str, left: int
+) -> None:
+    """The readings of a decision are of those whom it charges, however many were asked for."""
+    name = call.population(count=20 + left, epsilon=1.0, on_exhausted="trim")
+    everybody = {"ranges": [[0, 20 + left]]}
+    for scope, epsilon in (({"ranges": [[0, 20]]}, 0.9), ({"ranges": [[20, 20 + left]]}, 0.375)):
+        call.ok("POST", f"/v1/releases/{call.propose(name, (scope, pure(epsilon)))['id']}/commit", {})
+    admitted = call.propose(name, (everybody, pure(0.25)))
+    call.ok(
+        "PUT", f"/v1/populations/{name}/policy", {"reason": "a trial", "findings": {"pretraining.undeclared": "deny"}}
+    )
+    denied = call.propose(name, (everybody, pure(0.25)))
+    assert [each["decision"]["trimmed"] for each in (admitted, denied)] == [20, 20]
+    assert admitted["decision"]["epsilon"]["before"] == 0.375  # whoever proposes is told, as of every release
+    asks, told = key(service, role), left >= 10 or role == "auditor"
+    listed = call.ok("GET", f"/populations/{name}/releases.json", **asks)["items"]
+    for each in (admitted, denied):
+        [line] = [item for item in listed if item["id"] == each["id"]]
+        assert (line["epsilon"] is not None) == told
+        for path in (f"/v1/releases/{each['id']}", f"/releases/{each['id']}.json"):
+            decision = call.ok("GET", path, **asks)["decision"]
+            assert (decision["epsilon"] is not None) == told
+            assert all((quote["price"] is not None) == told for quote in decision["quotes"])
+            assert (decision["datapoints"], decision["trimmed"]) == (20 + left, 20)  # how many, and not who
+        page = words(call("GET", f"/releases/{each['id']}", **asks).text)
+        assert (f"{each['decision']['epsilon']['before']:g} before, " in page) == told
