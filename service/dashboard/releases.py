@@ -167,6 +167,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
         shown = releases.detail(book, release, body, by=actor, entries=entries)
         known = book.releases[release]
         ran_out = known.expires_at is not None and datetime.fromisoformat(known.expires_at) <= utc_now()
+        job = jobs.of_release(parts.database, book, release)
         timeline = _timeline(parts, release, book) if may(actor, ledger_api.entries) else []
         return {
             **shown,
@@ -182,7 +183,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
             "leaned_on_by": book.leaning(release),
             "labels": next(iter(labels.of_releases(parts, [release])), None),
             "has_certificate": known.status in certificates.CERTIFIED,
-            "job": jobs.of_release(parts.database, book, release),
+            "job": None if job is None else jobs.told(job, book, by=actor),
             "ran_out": ran_out,
             "violations": disproved(
                 actor, [each for each in reports.violations(book) if each["mechanism"] == known.mechanism]
