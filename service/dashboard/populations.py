@@ -208,8 +208,8 @@ def budget(
             "left_out": len(standing["tasks"]) < min(TASKS_SHOWN, len(book.tasks))
             or any(each["epsilon"] is None for each in standing["windows"]),
             "odds_so_far": None
-            if standing["worst_off"] is None
-            else statements.odds_so_far(book, standing["worst_off"]["spent"]),
+            if worst is None or standing["worst_off"] is None
+            else statements.odds_so_far(book, worst),
             "tasks": len(book.tasks),
             "releases": len(book.releases),
             "open_holds": sum(release.status == "held" for release in book.releases.values()),

@@ -225,6 +225,7 @@ def of_population(
         start = budgets(book)
     promise = _promise(book)
     end = budgets(book)
+    worst = readings.worst_of_all(book).history if book.size else None
     for each in decisions:
         each["became"] = "spent" if each["release"] in unmade else book.releases[each["release"]].status
         each["epsilon"]["bound"] = readings.bound(book)  # as sure as it is at the end
@@ -253,7 +254,8 @@ def of_population(
         "bounds": _bounds(book),
         "policies": policies,
         "odds": promise.guarantee.odds(),
-        "odds_so_far": odds_so_far(book, end["quantiles"][-1]["spent"]) if end["quantiles"] else None,
+        "odds_so_far": None if worst is None else odds_so_far(book, worst),
+        "odds_with_holds": worst is not None and readings.reading(book.policy.budget, worst).held > 0,
         "budgets": {"start": start, "end": end},
         "decisions": decisions,
         "refusals": sum(each["outcome"] == "denied" for each in decisions),
@@ -301,6 +303,7 @@ def of_release(
         "actors": _actors(database, [*entries, *policies]),
         "odds": promise.guarantee.odds(),
         "odds_so_far": None,
+        "odds_with_holds": False,
         "release": {"id": release, "kind": known.kind, "status": known.status, "datapoints": known.datapoints},
         "unit": book.unit,
         "adjacency": book.adjacency,
