@@ -69,8 +69,13 @@ def policy(population: Population, parts: Service, actor: Reader) -> Data:
             "may_change": may(actor, populations_api.change_policy, populations_api.change_status),
             "means": None if book.status == "open" else _BECOMES[book.status],
             "severities": SEVERITIES,
-            "over": readings.over(book, book.policy.budget) if reads and book.policy.budget != book.promise else 0,
+            "over": _over(book) if reads else None,
         }
+
+
+def _over(book: Book) -> int:
+    """How many have more behind them than the policy allows; nobody has more than was promised."""
+    return 0 if book.policy.budget == book.promise else readings.over(book, book.policy.budget)
 
 
 def _standing(book: Book) -> Data:
