@@ -198,7 +198,13 @@ def budget(
             "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
             "adjacency": book.adjacency,
-            "promise": {**shown["promise"], "text": str(promise), "odds": promise.odds(), "meaning": promise.meaning()},
+            "promise": {
+                **shown["promise"],
+                "text": str(promise),
+                "odds": promise.odds(),
+                "meaning": promise.meaning(),
+                "hollow": promise.is_hollow,
+            },
             "policy": {
                 **shown["policy"],
                 "text": reports.policy_in_words(ledger_book.policy_to(book.policy)),
