@@ -22,6 +22,8 @@ ProofStatus: TypeAlias = Literal["proved", "claimed", "refuted"]
 #: From what may be relied on to what may not.
 _STATUSES: Final[tuple[ProofStatus, ...]] = ("proved", "claimed", "refuted")
 _EPSILON: Final = Range("a number >= 0, or infinity", lambda value: value >= 0)
+#: An attacker who may be right this often is told practically everything.
+HOLLOW: Final = 0.9995
 _FALSE_POSITIVE_RATES: Final = (0.001, 0.1)  # beside 1 in 100, of which most is said
 
 
@@ -82,6 +84,11 @@ class Guarantee:
         shrink = math.exp(-self.epsilon)
         return min(1.0, (1 + self.delta * shrink) / (1 + shrink) * (1 + 1e-12))
 
+    @property
+    def is_hollow(self) -> bool:
+        """Whether it promises practically nothing: an attacker may be right 99.95 % of the time, or more often."""
+        return self.best_guess() >= HOLLOW
+
     def __str__(self) -> str:
         """The promise in one line, as certificates spell it for ever; `in_words` is for people.
 
@@ -115,13 +122,16 @@ class Guarantee:
 
         >>> print(Guarantee(epsilon=1, delta=1e-6, unit="user", adjacency="add_remove", proof_status="proved").odds())
         An attacker ... can tell whether one user was in the data at most 73.2 % of the time; a coin is right 50 %.
+        >>> print(Guarantee(epsilon=9, delta=0, unit="user", adjacency="add_remove", proof_status="proved").odds())
+        An attacker ... at most 99.988 % of the time; a coin is right 50 %. That promises practically nothing.
         """
         if self.proof_status != "proved" or self.epsilon == math.inf:
             return self.meaning()
-        return (
+        said = (
             "An attacker who has seen every release and knows everything about everyone else can tell whether one "
             f"{self.unit} {self._secret} at most {_percent(self.best_guess())} of the time; a coin is right 50 %."
         )
+        return f"{said} That promises practically nothing." if self.is_hollow else said
 
     @property
     def _secret(self) -> str:

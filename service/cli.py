@@ -451,8 +451,9 @@ def _show_decision(answer: Document, *, as_json: bool) -> int:
     after = "∞" if epsilon["after"] is None else f"{epsilon['after']:.6g}"
     before = "∞" if epsilon["before"] is None else f"{epsilon['before']:.6g}"
     named = f"{answer['id']}: " if "id" in answer else "dry run: "
+    left_out = f" ({decision['trimmed']:,} of {decision['datapoints']:,} left out)" if decision["trimmed"] else ""
     click.echo(
-        f"{named}{decision['outcome']}, {decision['datapoints']:,} datapoints, "
+        f"{named}{decision['outcome']}, {decision['datapoints'] - decision['trimmed']:,} datapoints{left_out}, "
         f"highest ε {before} → {after} of {epsilon['budget']:g}"
     )
     if answer.get("expires_at"):

@@ -229,7 +229,7 @@ class Training(Hold):
     def __enter__(self) -> Self:
         earlier = self._earlier_block()
         super().__enter__()
-        charged = int(self.decision["datapoints"])
+        charged = int(self.decision["datapoints"] - self.decision["trimmed"])
         if self._seen.dataset_size > charged:
             self.void(reason="nothing was trained: the data set has more elements than the release has datapoints")
             raise NotCovered(

@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from accountant.audit.series import LEAST_SAMPLES, MAX_SAMPLES
 from service.settings import MAX_HOLD_SECONDS
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+#: Control characters; and those of them that no text of several lines has either.
+_CONTROLS: Final = r"\x00-\x1f\x7f-\x9f"
+_ODD_CONTROLS: Final = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"
+
+
+def control_in(text: str, among: str = _ODD_CONTROLS) -> str | None:
+    r"""What is to be said of a control character in words that a ledger would keep for ever, if there is one.
+
+    >>> control_in("an audit\nis under way"), control_in("a\0b")
+    (None, 'there is a control character in it (U+0000, at place 2): leave it out')
+    """
+    found = re.search(f"[{among}]", text)
+    if found is None:
+        return None
+    return f"there is a control character in it (U+{ord(found[0]):04X}, at place {found.end():,}): leave it out"
+
+
+def _without(among: str) -> AfterValidator:
+    """Refuses them, in words; of the document of the API they are a pattern."""
+
+    def checked(text: str) -> str:
+        if (problem := control_in(text, among)) is not None:
+            raise PydanticCustomError("string_pattern_mismatch", "{problem}", {"problem": problem})
+        return text
+
+    return AfterValidator(checked)
+
+
+def _pattern(among: str) -> dict[str, Any]:
+    return {"pattern": f"^[^{among}]*$"}
+
+
+#: What something is to be called. What there is already may have been called so before control characters were refused.
+Name = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_pattern(_CONTROLS)), _without(_CONTROLS)]
+Called = Annotated[str, Field(min_length=1, max_length=200)]
+Address = Annotated[str, Field(max_length=2000, json_schema_extra=_pattern(_CONTROLS)), _without(_CONTROLS)]
+#: Why something is done, which a ledger keeps.
+Reason = Annotated[
+    str, Field(min_length=1, max_length=200, json_schema_extra=_pattern(_ODD_CONTROLS)), _without(_ODD_CONTROLS)
+]
+LongReason = Annotated[
+    str, Field(min_length=1, max_length=2000, json_schema_extra=_pattern(_ODD_CONTROLS)), _without(_ODD_CONTROLS)
+]
 PopulationName = Annotated[
     str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", examples=["clinic-a"])
 ]
@@ -108,7 +152,7 @@ class PolicyChange(Closed):
 
     model_config = shown({"reason": "the ethics board asked for less", "epsilon": 2.0})
 
-    reason: Name
+    reason: Reason
     epsilon: Epsilon | None = None
     delta: Delta | None = None
     on_exhausted: OnExhausted | None = None
@@ -129,7 +173,7 @@ class StatusChange(Closed):
     model_config = shown({"status": "frozen", "reason": "an audit is under way"})
 
     status: Literal["open", "frozen", "closed"]
-    reason: Name
+    reason: Reason
 
 
 class NewDatapoints(Closed):
@@ -158,14 +202,14 @@ class NewTask(Closed):
 
     name: Name
     members: dict[str, Any] = Field(description='A scope, or {"next": n}: the n arrivals after those of all tasks.')
-    parts: dict[str, Scope] = Field(default_factory=dict)
+    parts: dict[Name, Scope] = Field(default_factory=dict)
     budget: Budget | None = None
 
 
 class MechanismChoice(Closed):
     """A mechanism of the catalog with its parameters."""
 
-    name: Name
+    name: Called
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -197,8 +241,8 @@ class NewRelease(Closed):
     )
     charges: list[ProposedCharge] = Field(default_factory=list, max_length=100)
     mechanism: MechanismChoice | None = None
-    task: Name | None = None
-    part: Name | None = None
+    task: Called | None = None
+    part: Called | None = None
     scope: Scope | None = None
     delta: Delta | None = Field(default=None, description="declared δ of a collapse; 0 charges by the curve alone")
     on_exhausted: OnExhausted | None = None
@@ -229,7 +273,7 @@ class Artifact(Closed):
     """What left the house: its digest, and where it is."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    uri: Annotated[str, Field(max_length=2000)] | None = None
+    uri: Address | None = None
     bytes: Annotated[int, Field(ge=0, le=2**53 - 1, strict=True)] | None = None
     metrics: dict[str, Any] | None = None
 
@@ -243,7 +287,7 @@ class Commit(Closed):
     evaluation: dict[str, Any] | None = Field(
         default=None, description='on which data its metrics were computed: {"data": "public"}', examples=[None]
     )
-    reason: Annotated[str, Field(min_length=1, max_length=2000)] | None = Field(
+    reason: LongReason | None = Field(
         default=None, description="why it is settled by hand, if it is; the ledger keeps it", examples=[None]
     )
 
@@ -287,7 +331,7 @@ class Void(Closed):
 
     model_config = shown({"reason": "training was stopped before anything was written"})
 
-    reason: Annotated[str, Field(min_length=1, max_length=2000)]
+    reason: LongReason
     evidence: dict[str, Any] | None = None
 
 
@@ -312,8 +356,8 @@ class NewJob(Closed):
 
     population: PopulationName
     mechanism: MechanismChoice
-    task: Name | None = None
-    part: Name | None = None
+    task: Called | None = None
+    part: Called | None = None
     scope: Scope | None = None
     recipe: dict[str, Any] = Field(default_factory=dict, description="what the run needs beside what it is priced by")
     data: dict[str, Any] = Field(description="where a worker finds the rows, and whose they are (docs/jobs.md)")
@@ -333,8 +377,8 @@ class NewAudit(Closed):
     model_config = shown({"population": "clinic-a", "mechanism": "dp-sgd", "audit": "one run, white box"})
 
     population: PopulationName
-    mechanism: Name
-    audit: Name | None = Field(default=None, description="its name; may be left out where a mechanism has just one")
+    mechanism: Called
+    audit: Called | None = Field(default=None, description="its name; may be left out where a mechanism has just one")
     samples: Annotated[int, Field(ge=LEAST_SAMPLES, le=MAX_SAMPLES, strict=True)] | None = Field(
         default=None,
         description="runs of each side, or canaries; at most, and unless said, as many as docs/soundness.md has, or as "
@@ -344,7 +388,7 @@ class NewAudit(Closed):
         default="block", description="whether a violation blocks the mechanism, or freezes the population as well"
     )
     queue: Queue = "default"
-    reason: Name | None = Field(default=None, description="why; kept in the entry of the plan")
+    reason: Reason | None = Field(default=None, description="why; kept in the entry of the plan")
 
 
 class NewKey(Closed):
@@ -354,10 +398,10 @@ class NewKey(Closed):
         {"name": "nightly training", "roles": ["pipeline"], "expires_in_days": 90, "reason": "the new cluster"}
     )
 
-    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
+    name: Name
     roles: list[Role] = Field(min_length=1, max_length=5)
     expires_in_days: Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)] | None = None
-    reason: Name | None = Field(default=None, description="why; kept in the log of keys")
+    reason: Reason | None = Field(default=None, description="why; kept in the log of keys")
 
 
 class Price(Closed):

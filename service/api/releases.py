@@ -224,7 +224,8 @@ def list_all(
 def get(release: ReleaseId, parts: Service, actor: Anyone) -> dict[str, Any]:
     """Its charges, its decision and what became of it.
 
-    Of fewer than ten datapoints, a pipeline or a worker that did not propose it is told no ε, price or advice.
+    Where fewer than ten datapoints are charged, a pipeline or a worker that did not propose it is told no ε, price or
+    advice.
     """
     body = body_of(parts, release)
     entries = audits.entries_of(parts.database, release)

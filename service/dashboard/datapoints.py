@@ -94,7 +94,7 @@ def _shown(
                 epsilon=book.promise.epsilon, delta=book.promise.delta, unit=book.unit, adjacency=book.adjacency,
                 proof_status=book.proof_status,
             ).odds(),
-            "odds_so_far": statements.odds_so_far(book, shown["epsilon"]["spent"]),
+            "odds_so_far": statements.odds_so_far(book, book.ledger.cohorts.history(ordinal)),
             "releases": len(touched),
             "left": sum(book.releases[name].status in {"committed", "expired"} for name in touched),
             "held": sum(book.releases[name].status == "held" for name in touched),

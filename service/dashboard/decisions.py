@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from service.api.context import decided
 from service.errors import Problem
+from service.schemas import control_in
 from service.store.writer import Idempotency
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def reason_of(asked: Asked, *, most: int = 200) -> str:
     """The reason that the ledger keeps: one that says something."""
     found = asked.form.text("reason")
     if found is None or len(found) > most:
-        raise Problem("invalid", f"Say why, in 1 to {most} characters: the ledger keeps it.", "reason")
+        raise Problem("invalid", f"Say why, in 1 to {most:,} characters: the ledger keeps it.", "reason")
+    if (problem := control_in(found)) is not None:
+        raise Problem("invalid", f"Say why, in words: {problem}.", "reason")
     return found
 
 

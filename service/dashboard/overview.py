@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from fastapi import APIRouter, Query
 from sqlalchemy import text
 
+from accountant import certificates as certified
+from accountant.guarantees import HOLLOW
 from service.api import ledger as ledger_api
 from service.api import populations as populations_api
 from service.api.context import Parts, Service
@@ -114,6 +116,9 @@ def _glance(book: Book) -> dict[str, Any]:
         "datapoints": book.size,
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
         "promise": {"epsilon": promise.epsilon, "delta": promise.delta},
+        "hollow": certified.lifelong(
+            promise=promise, unit=book.unit, adjacency=book.adjacency, accepted=[proof_status]
+        ).guarantee.is_hollow,
         "worst_off": worst,
         "share_available": min(1.0, available / budget.epsilon),
         "room": room,
@@ -206,7 +211,8 @@ def by_code(seen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any]], now: datetime) -> dict[str, Any]:
     """Yes or no, how sure that is, and what stands beside it, in sentences."""
     if not seen:
-        return {"answer": "none", "sentence": "Nothing has been promised yet: there are no populations.", "beside": []}
+        sentence = "Nothing has been promised yet: there are no populations."
+        return {"answer": "none", "sentence": sentence, "beside": [], "hollow": []}
     broken = [name for name, said in verified.items() if not said["ok"]]
     stands = [(each["name"], found) for each in seen for found in each["violations"] if not found["lifted"]]
     used = [(name, found) for name, found in stands if found["admitted"]]
@@ -221,6 +227,7 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
         where = _names(list(dict.fromkeys(name for name, _ in used)))
         what = f"a release of {where} was" if sum(admitted.values()) == 1 else f"releases of {where} were"
         reasons.append(f"an audit disproved {_names(mechanisms)}, by which {what} admitted")
+    hollow = [each["name"] for each in seen if each["hollow"]]
     people = sum(each["datapoints"] for each in seen)
     where = f"the population {seen[0]['name']}" if len(seen) == 1 else f"all {len(seen):,} populations"
     if reasons:
@@ -231,9 +238,17 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
         answer, sentence = "open", " ".join([begins, *doubts])
     else:
         answer = "yes"
-        sentence = f"Yes. In {where}, everything released about each of {people:,} datapoints is within its promise."
+        none = f", but that of {_names(hollow)} is practically none" if hollow else ""
+        sentence = (
+            f"Yes. In {where}, everything released about each of {people:,} datapoints is within its promise{none}."
+        )
     sentence = f"{sentence} {_how_sure(seen, verified, now)}"
     beside = []
+    if hollow:
+        beside.append(
+            f"Practically nothing is promised in {_names(hollow)}: an attacker who has seen every release may be right "
+            f"{100 * HOLLOW:g} % of the time, or more often, about any one of them."
+        )
     low = [each["name"] for each in seen if each["room"] == "low"]
     out = [each["name"] for each in seen if each["room"] == "exhausted" and not each["over_policy"]]  # said below
     if out:
@@ -264,7 +279,7 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     frozen = [each["name"] for each in seen if each["status"] == "frozen"]
     if frozen:
         beside.append(f"{_names(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen: nothing is released from there.")
-    return {"answer": answer, "sentence": sentence, "beside": beside}
+    return {"answer": answer, "sentence": sentence, "beside": beside, "hollow": hollow}
 
 
 def _doubts(seen: Sequence[dict[str, Any]]) -> list[str]:

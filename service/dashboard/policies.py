@@ -71,7 +71,7 @@ def policy(population: Population, parts: Service, actor: Reader) -> Data:
             "means": None if book.status == "open" else _BECOMES[book.status],
             "became": _became(book, told=reads),
             "severities": SEVERITIES,
-            "over": readings.over(book, book.policy.budget) if reads and book.policy.budget != book.promise else 0,
+            "over": _over(book) if reads else None,
         }
 
 
@@ -87,6 +87,11 @@ def _became(book: Book, *, told: bool) -> Data | None:
         return None
     known = asdict(became)
     return known if told else {**dict.fromkeys(known), "at": became.at}
+
+
+def _over(book: Book) -> int:
+    """How many have more behind them than the policy allows; nobody has more than was promised."""
+    return 0 if book.policy.budget == book.promise else readings.over(book, book.policy.budget)
 
 
 def _standing(book: Book) -> Data:

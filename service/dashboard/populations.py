@@ -198,7 +198,13 @@ def budget(
             "is_made_up": populations.is_made_up(book),
             "unit": book.unit,
             "adjacency": book.adjacency,
-            "promise": {**shown["promise"], "text": str(promise), "odds": promise.odds(), "meaning": promise.meaning()},
+            "promise": {
+                **shown["promise"],
+                "text": str(promise),
+                "odds": promise.odds(),
+                "meaning": promise.meaning(),
+                "hollow": promise.is_hollow,
+            },
             "policy": {
                 **shown["policy"],
                 "text": reports.policy_in_words(ledger_book.policy_to(book.policy)),
@@ -208,8 +214,8 @@ def budget(
             "left_out": len(standing["tasks"]) < min(TASKS_SHOWN, len(book.tasks))
             or any(each["epsilon"] is None for each in standing["windows"]),
             "odds_so_far": None
-            if standing["worst_off"] is None
-            else statements.odds_so_far(book, standing["worst_off"]["spent"]),
+            if worst is None or standing["worst_off"] is None
+            else statements.odds_so_far(book, worst),
             "tasks": len(book.tasks),
             "releases": len(book.releases),
             "open_holds": sum(release.status == "held" for release in book.releases.values()),

@@ -19,7 +19,7 @@ from service.api.populations import Population
 from service.api.releases import ReleaseId
 from service.cursors import cursor_of, number_from
 from service.dashboard import labels
-from service.dashboard.decisions import must_be_confirmed
+from service.dashboard.decisions import must_be_confirmed, reason_of
 from service.dashboard.overview import disproved
 from service.dashboard.pages import Asked, Done, action, mirror, page
 from service.dashboard.sessions import utc_now
@@ -115,7 +115,7 @@ def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]], *, bou
     for row in rows:
         body = from_canonical(bytes(row.body))
         decision = body["decision"]
-        is_told = may_read(actor, datapoints=decision["datapoints"], proposer=body["actor"])
+        is_told = may_read(actor, datapoints=releases.read_of(decision), proposer=body["actor"])
         reasons = (decision if is_told else without_readings(decision))["reasons"]
         found[row.id] = {
             "epsilon": {**decision["epsilon"], "bound": bound} if is_told else None,
@@ -167,6 +167,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
         shown = releases.detail(book, release, body, by=actor, entries=entries)
         known = book.releases[release]
         ran_out = known.expires_at is not None and datetime.fromisoformat(known.expires_at) <= utc_now()
+        job = jobs.of_release(parts.database, book, release)
         timeline = _timeline(parts, release, book) if may(actor, ledger_api.entries) else []
         return {
             **shown,
@@ -182,7 +183,7 @@ def _one(release: str, parts: Parts, actor: Actor) -> dict[str, Any]:
             "leaned_on_by": book.leaning(release),
             "labels": next(iter(labels.of_releases(parts, [release])), None),
             "has_certificate": known.status in certificates.CERTIFIED,
-            "job": jobs.of_release(parts.database, book, release),
+            "job": None if job is None else jobs.told(job, book, by=actor),
             "ran_out": ran_out,
             "violations": disproved(
                 actor, [each for each in reports.violations(book) if each["mechanism"] == known.mechanism]
@@ -284,7 +285,7 @@ async def commit(asked: Asked) -> Done:
     must_be_confirmed(asked)
     digest, uri = asked.form.text("sha256"), asked.form.text("uri")
     artifact = None if digest is None else Artifact(sha256=digest, uri=uri)
-    done = Commit(artifact=artifact, reason=_reason(asked))
+    done = Commit(artifact=artifact, reason=reason_of(asked, most=2000))
     release, population = asked.shown["id"], asked.shown["population"]
     operation = releases_api.committing(release, done, asked.actor)
     await decide(asked.request, asked.parts, asked.actor, population, operation, asked.form.once)
@@ -307,15 +308,8 @@ async def void(asked: Asked) -> Done:
             "A hold is voided only by whoever is certain that nothing left the house: tick the box.",
             "certain",
         )
-    why = Void(reason=_reason(asked))
+    why = Void(reason=reason_of(asked, most=2000))
     release, population = asked.shown["id"], asked.shown["population"]
     operation = releases.void(release=release, reason=why.reason, evidence=None, by=asked.actor)
     await decide(asked.request, asked.parts, asked.actor, population, operation, asked.form.once)
     return Done(notice="The hold is voided: its budget is available again.", to=f"/releases/{release}")
-
-
-def _reason(asked: Asked) -> str:
-    reason = asked.form.text("reason")
-    if reason is None:
-        raise Problem("invalid", "A reason is needed: it is written into the ledger.", "reason")
-    return reason

@@ -55,6 +55,7 @@ STATES: Final[dict[str, tuple[str, str, str]]] = {
     "in doubt": ("in doubt", "bad", "bang"),
     "low": ("running low", "warn", "bang"),
     "exhausted": ("exhausted", "bad", "cross"),
+    "hollow": ("promises practically nothing", "warn", "bang"),
     "verified": ("verified", "good", "check"),
     "not verified": ("not verified yet", "warn", "bang"),
     "broken": ("does not verify", "bad", "cross"),

@@ -1,7 +1,8 @@
 """Whom a key is told of: officers and auditors of anybody, all others of no fewer than ten datapoints together.
 
 A reading is told to those others where ten or more datapoints share the history that it is of: in a population, a
-task, a window or a forecast. A release is told to them as it was decided, where it touched ten or more.
+task, a window or a forecast. A release is told to them as it was decided, where it touched ten or more. Whoever was
+trimmed is not touched, and the decision's readings are not of them.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from accountant.audit.findings import denying
 from accountant.canonical import canonical, from_canonical
 from service.errors import NotFound, Problem
 from service.operations import releases
+from service.operations.individuals import may_read
 from service.operations.populations import entry
 from service.operations.readings import bound, finite
 from service.store import tickets
@@ -592,6 +593,13 @@ def _sentence(status: str, attempt: int, error: str | None, *, is_over: bool) ->
             return f"It was given up after {attempt} attempts, and nothing of it left the worker{because}."
         case _:
             return "It was cancelled, and its release voided."
+
+
+def told(job: Mapping[str, Any], book: Book, *, by: Actor) -> dict[str, Any]:
+    """A job as a key may see it: as its release, of few datapoints without a reading."""
+    release = book.releases[job["release"]]
+    is_told = may_read(by, datapoints=release.datapoints, proposer=release.actor)
+    return dict(job) if is_told else {**job, "epsilon": {"after": None, "bound": None}}
 
 
 def shown(row: Mapping[str, Any], book: Book) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from accountant import sealed
 from accountant.audit.findings import RULES, denying
 from accountant.audit.manifests import STATEMENTS
 from accountant.audit.standing import against, looked_at
-from accountant.book import bitmap_to
+from accountant.book import bitmap_from, bitmap_to
 from accountant.engines import ENGINES
 from accountant.errors import AccountantError
 from accountant.events import Composed, counted, event_from_json, event_to_json
@@ -530,18 +530,21 @@ def detail(
     What stands against it, and what was looked at to find that, follows from its entries in the log.
     """
     decision = body["decision"]
+    to = Charged.of(book, body)
     shown = {
         **decision,
         "epsilon": {**decision["epsilon"], "bound": bound(book)},  # of now: what was proved then may be refuted
         "reasons": [with_delta(book, each, decision) for each in decision["reasons"]],
+        "quotes": [{**quote, "charged": charged} for quote, charged in zip(decision["quotes"], to.quotes, strict=True)],
     }
     charges = []
-    for charge in body["charges"]:
+    for charge, charged in zip(body["charges"], to.charges, strict=True):
         scope, _, _ = book.scope(charge["scope"])
         charges.append(
             {
                 "event": charge["event"],
                 "datapoints": len(scope),
+                "charged": charged,
                 "scope": charge["scope"] if may_see(by, charge["scope"], proposer=body["actor"]) else None,
             }
         )
@@ -551,12 +554,46 @@ def detail(
         "charges": charges,
         "declared": body["declared"],
         "decision": shown
-        if may_read(by, datapoints=decision["datapoints"], proposer=body["actor"])
+        if may_read(by, datapoints=read_of(decision), proposer=body["actor"])
         else without_readings(shown),
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
         "audit": _looked(entries),
         "policy": body["policy"],
     }
+
+
+def read_of(decision: Mapping[str, Any]) -> int:
+    """Of how many a decision has the readings: of all that were asked for, without those who were left out.
+
+    Those are whom an admitted release is charged to, and whom a denied one would have been charged to.
+    """
+    asked, left_out = decision["datapoints"], decision["trimmed"]
+    return int(asked - left_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charged:
+    """To how many each charge of a release is charged, and each of its quotes: nobody who was left out, or denied."""
+
+    charges: tuple[int, ...]
+    quotes: tuple[int, ...]
+
+    @staticmethod
+    def of(book: Book, body: Mapping[str, Any]) -> Charged:
+        """As the entry says that the release was proposed with."""
+        listed = body["decision"]["quotes"]
+        if body["kind"] != "release.held":
+            return Charged(charges=(0,) * len(body["charges"]), quotes=(0,) * len(listed))
+        left_out = bitmap_from(body["trimmed"], "trimmed") if "trimmed" in body else BitMap()
+        scopes = [book.scope(charge["scope"])[0] for charge in body["charges"]]
+        parts = {part.touch: len(part.scope) for part in book.held_from(body).parts} if left_out else {}
+        quotes, here = [], 0
+        for quote in listed:
+            if quote["task"] is None:  # the first of those who share their charges; what tasks ask of them follows
+                touch = ",".join(map(str, quote["charges"])).encode()
+                here = parts.get(touch, 0) if left_out else quote["datapoints"]
+            quotes.append(here)
+        return Charged(charges=tuple(len(scope - left_out) for scope in scopes), quotes=tuple(quotes))
 
 
 def _looked(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from service.operations import readings, verifications
 from service.operations.certificates import CERTIFIED, shortened
 from service.operations.jobs import NOTHING_LEFT
 from service.operations.populations import is_made_up
-from service.operations.releases import with_delta
+from service.operations.releases import read_of, with_delta
 from service.operations.statements import odds_so_far
 from service.printed import plain, up
 from service.store.writer import stamp
@@ -225,6 +225,7 @@ def of_population(
         start = budgets(book)
     promise = _promise(book)
     end = budgets(book)
+    worst = readings.worst_of_all(book).history if book.size else None
     for each in decisions:
         each["became"] = "spent" if each["release"] in unmade else book.releases[each["release"]].status
         each["epsilon"]["bound"] = readings.bound(book)  # as sure as it is at the end
@@ -253,7 +254,8 @@ def of_population(
         "bounds": _bounds(book),
         "policies": policies,
         "odds": promise.guarantee.odds(),
-        "odds_so_far": odds_so_far(book, end["quantiles"][-1]["spent"]) if end["quantiles"] else None,
+        "odds_so_far": None if worst is None else odds_so_far(book, worst),
+        "odds_with_holds": worst is not None and readings.reading(book.policy.budget, worst).held > 0,
         "budgets": {"start": start, "end": end},
         "decisions": decisions,
         "refusals": sum(each["outcome"] == "denied" for each in decisions),
@@ -301,6 +303,7 @@ def of_release(
         "actors": _actors(database, [*entries, *policies]),
         "odds": promise.guarantee.odds(),
         "odds_so_far": None,
+        "odds_with_holds": False,
         "release": {"id": release, "kind": known.kind, "status": known.status, "datapoints": known.datapoints},
         "unit": book.unit,
         "adjacency": book.adjacency,
@@ -584,6 +587,7 @@ def _decision(book: Book, document: Mapping[str, Any], number: int) -> dict[str,
         "reasons": [_why(book, with_delta(book, each, decision)) for each in decision["reasons"]],
         "datapoints": decision["datapoints"],
         "trimmed": decision["trimmed"],
+        "charged": read_of(decision) if document["kind"] == "release.held" else 0,
         "epsilon": {**decision["epsilon"], "bound": readings.bound(book)},
         "policy": document["policy"],
     }
@@ -681,9 +685,11 @@ def entry_in_words(book: Book, document: Mapping[str, Any]) -> str:
             became = kind.removeprefix("population.")
             return f"The population was {became}: {_ended(document.get('reason'))}"
         case "release.held":
-            counted = document["decision"]["datapoints"]
+            asked, charged = document["decision"]["datapoints"], read_of(document["decision"])
+            left_out = "" if charged == asked else f"; {asked - charged:,} of {asked:,} were left out"
             return (
-                f"Release {release} ({document['release_kind']}) was admitted and held, for {counted:,} {book.unit}s."
+                f"Release {release} ({document['release_kind']}) was admitted and held, for {charged:,} "
+                f"{book.unit}{'' if charged == 1 else 's'}{left_out}."
             )
         case "release.denied":
             reasons = ", ".join(_reason(each["code"]) for each in document["decision"]["reasons"])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from accountant.book import Book, Release
     from accountant.guarantees import ProofStatus
+    from accountant.histories import History
 
 MOST_LISTED: Final = 1000
 KINDS: Final[Mapping[str, str]] = {
@@ -93,8 +94,8 @@ def statement(
     promise = certificates.lifelong(
         promise=book.promise, unit=book.unit, adjacency=book.adjacency, accepted=[book.proof_status]
     )
-    reading = readings.reading(book.policy.budget, book.ledger.cohorts.history(ordinal))
-    shown = readings.shown(reading)
+    history = book.ledger.cohorts.history(ordinal)
+    shown = readings.shown(readings.reading(book.policy.budget, history))
     return {
         "title": f"What has been released about {book.unit} {ordinal} of {book.name}",
         "population": book.name,
@@ -113,7 +114,7 @@ def statement(
             _about(book, ordinal, at),
             _promise(book, promise.guarantee, promise.condition),
             _list(book, listed),
-            _so_far(book, shown, reading.spent, promise.guarantee),
+            _so_far(book, shown, history, promise.guarantee),
             _limits(book),
         ],
     }
@@ -231,7 +232,7 @@ def _sentence(each: Mapping[str, Any]) -> str:
     )
 
 
-def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarantee) -> dict[str, Any]:
+def _so_far(book: Book, shown: Mapping[str, Any], history: History, promise: Guarantee) -> dict[str, Any]:
     budget = book.policy.budget
     most = "at most " if promise.proof_status == "proved" else ""
     raised = (
@@ -253,27 +254,34 @@ def _so_far(book: Book, shown: Mapping[str, Any], spent: float, promise: Guarant
             else "Policies of this population have accepted mechanisms that are not proved."
         )
         paragraphs.append(f"{why} The readings count what such mechanisms claim, and are no bound on what they tell.")
-    elif math.isfinite(spent):
-        so_far = Guarantee(
-            epsilon=spent, delta=budget.delta, unit=book.unit, adjacency=book.adjacency, proof_status="proved"
-        )
-        paragraphs.append(f"As odds, what has been spent means: {so_far.meaning()} {CONDITION}")
+    elif (so_far := _behind(book, history)) is not None:
+        what = "means" if shown["held"] == 0 else "and what may still leave, taken together, mean"
+        paragraphs.append(f"As odds, what has been spent {what}: {so_far.meaning()} {CONDITION}")
     return {"title": "How much that is", "paragraphs": paragraphs, "lines": []}
 
 
-def odds_so_far(book: Book, epsilon: float | None) -> str | None:
-    """What a reading of the meter means as odds, in a sentence, and on which condition; None where nothing is proved.
+def odds_so_far(book: Book, history: History) -> str | None:
+    """What those with a history have behind them as odds, in a sentence, and on which condition; None if not proved.
 
     A reading is the smallest budget that would have admitted what happened. Nobody fixed that budget beforehand, so as
     a promise it holds on a condition, which is said with it.
     """
-    if epsilon is None or book.proof_status != "proved":
+    so_far = _behind(book, history)
+    return None if so_far is None else f"{so_far.odds()} {CONDITION}"
+
+
+def _behind(book: Book, history: History) -> Guarantee | None:
+    """Spent and held together, as an attacker may have seen it: what became of an open hold is not known, so it counts.
+
+    None where that is not proved, or not finite.
+    """
+    budget = book.policy.budget
+    epsilon = budget.meter(readings.standing(budget, history))
+    if book.proof_status != "proved" or not math.isfinite(epsilon):
         return None
-    so_far = Guarantee(
-        epsilon=epsilon, delta=book.policy.budget.delta, unit=book.unit, adjacency=book.adjacency,
-        proof_status="proved",
-    )  # fmt: skip
-    return f"{so_far.odds()} {CONDITION}"
+    return Guarantee(
+        epsilon=epsilon, delta=budget.delta, unit=book.unit, adjacency=book.adjacency, proof_status="proved"
+    )
 
 
 def _limits(book: Book) -> dict[str, Any]:

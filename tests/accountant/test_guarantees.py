@@ -116,6 +116,24 @@ def test_near_certainty_never_reads_as_certainty_nor_below_it() -> None:
     assert "promises nothing" in guarantee(math.inf, 0.0).meaning()
 
 
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_odds_that_are_next_to_certain_are_said_to_promise_practically_nothing(adjacency: Any) -> None:
+    """From 99.95 % on, which without δ is ε = ln(1999) = 7.6004: below, the attacker's best guess is rounded up."""
+    for epsilon, delta, hollow in (
+        (3.0, 1e-6, False), (7.6, 0.0, False), (7.601, 0.0, True), (7.6, 1e-3, True), (1000.0, 0.0, True),
+        (0.1, 0.999, True), (math.inf, 0.0, True),
+    ):  # fmt: skip
+        promise = guarantee(epsilon, delta, adjacency=adjacency)
+        assert promise.is_hollow == hollow == (promise.best_guess() >= 0.9995)
+        assert ("nothing" in promise.odds()) == hollow
+    assert guarantee(7.6, 0.0).odds().endswith("a coin is right 50 %.")
+    assert (
+        "at most 99.951 % of the time; a coin is right 50 %. That promises practically" in guarantee(7.61, 0.0).odds()
+    )
+    for promise in (guarantee(9.0, 0.0), guarantee(9.0, 0.0, proof_status="claimed")):
+        assert "practically" not in f"{promise}{promise.in_words()}{promise.meaning()}"  # as they were
+
+
 def test_what_is_not_proved_is_not_given_odds() -> None:
     for status in ("claimed", "refuted"):
         text = guarantee(1.0, 0.0, proof_status=status).meaning()

@@ -365,10 +365,10 @@ def test_text_with_a_null_is_refused_and_no_fault_of_the_database(house: House) 
     house.admin.ask("DELETE", "/v1/keys/%00", status=422)
     name = house.population(10)
     tasks = f"/v1/populations/{name}/tasks"
-    house.officer.post(tasks, {"name": "a\u0000b", "members": {"ranges": [[0, 1]]}}, status=201)
-    assert house.officer.ask("GET", f"{tasks}/a%00b").json()["name"] == "a\u0000b"
+    house.officer.post(tasks, {"name": "a\u0000b", "members": {"ranges": [[0, 1]]}}, status=422)
+    house.officer.ask("GET", f"{tasks}/a%00b", status=404)  # one from before is found: test_kept_words
     void = house.officer.hold(name, ({"ranges": [[0, 1]]}, pure(0.1)))
-    house.officer.post(f"/v1/releases/{void}/void", {"reason": "\u0000"})
+    house.officer.post(f"/v1/releases/{void}/void", {"reason": "\u0000"}, status=422)
     assert house.auditor.post(f"/v1/populations/{name}/ledger/verify")["ok"]
 
 

@@ -294,6 +294,16 @@ def test_who_may_do_what(service: Local, population: str) -> None:
     assert pipeline.ok("POST", f"/v1/jobs/{identity}/cancel")["status"] == "cancelled"
 
 
+def test_a_job_on_few_people_tells_no_more_on_the_page_of_its_release(service: Local, population: str) -> None:
+    officer, pipeline = (as_role(service, role) for role in ("officer", "pipeline"))
+    for span, told in (((0, 5), False), ((0, 20), True)):
+        made = officer.ok("POST", "/v1/jobs", job(population, "/x.npz", scope={"ranges": [span]}))
+        path = f"/releases/{made['release']['id']}.json"
+        assert officer.ok("GET", path)["job"]["epsilon"]["after"] is not None
+        for found in (pipeline.ok("GET", path)["job"], pipeline.ok("GET", f"/v1/jobs/{made['id']}")):
+            assert (found["epsilon"]["after"] is not None, found["epsilon"]["bound"] is not None) == (told, told)
+
+
 # ---------------------------------------------------------------- looking
 
 

@@ -211,3 +211,35 @@ def test_holds_that_are_not_listed_are_counted() -> None:
         page = call("GET", "/overview").text
         assert "And 1 more.</p>" in page
         assert '<span class="screen-only">; open its badge to do it again</span>' in page
+
+
+def test_an_epsilon_that_promises_practically_nothing_is_told_so_in_words() -> None:
+    """Within such a promise everything is, and that says nothing."""
+    with local() as alone:
+        call = alone.call
+        assert seen(alone)["hollow"] == []
+        sound = call.population(count=20, epsilon=3.0)
+        said = seen(alone)
+        assert (said["hollow"], said["beside"]) == ([], [])
+        assert "practically" not in call("GET", "/overview").text
+        large = call.population(count=10, epsilon=100.0)
+        said = seen(alone)
+        assert (said["answer"], said["hollow"]) == ("yes", [large])
+        assert f"is within its promise, but that of {large} is practically none." in said["sentence"]
+        [remark] = said["beside"]
+        assert remark == (
+            f"Practically nothing is promised in {large}: an attacker who has seen every release may be right 99.95 % "
+            "of the time, or more often, about any one of them."
+        )
+        assert {each["name"]: each["hollow"] for each in said["populations"]} == {sound: False, large: True}
+        page = call("GET", "/overview").text
+        assert page.count("promises practically nothing</span>") == 1  # beside its standing, as a word
+        assert 'class="verdict warn"' in page
+        for name, hollow in ((sound, False), (large, True)):
+            path = f"/populations/{name}/budget"
+            assert call.ok("GET", f"{path}.json")["promise"]["hollow"] == hollow
+            page = call("GET", path).text
+            assert ("promises practically nothing</span>" in page) == hollow
+            assert ("That promises practically nothing." in page) == hollow
+            report = call.ok("GET", f"/v1/populations/{name}/report")["report"]
+            assert ("That promises practically nothing." in report["odds"]) == hollow

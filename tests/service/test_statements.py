@@ -210,6 +210,46 @@ def test_a_statement_by_key_is_that_of_its_ordinal_and_an_erased_key_is_gone(hou
     assert "erased" in said["sections"][0]["paragraphs"][1]
 
 
+def test_odds_so_far_count_what_is_held(house: House) -> None:
+    """Nobody knows yet what became of a hold, and an attacker who has seen every release may have seen that one."""
+    made = house.population(20, epsilon=3.0, filter={"preset": "pure"}, delta=0.0)
+    house.officer.commit(house.officer.hold(made, ({"ranges": [[0, 20]]}, pure(0.5))))
+    path = f"/populations/{made}"
+
+    def told() -> dict[str, str]:
+        """Each place with its whole sentence, from its lead on."""
+        statement = next(each for each in stated(house, made, 3)["sections"] if each["title"] == "How much that is")
+        pages = {
+            "statement": statement["paragraphs"][-1],
+            "datapoint": house.auditor.ask("GET", f"{path}/datapoint?ordinal=3", status=200).text,
+            "population": house.auditor.ask("GET", f"{path}/budget", status=200).text,
+            "report": house.auditor.ask("GET", f"/v1{path}/report?format=html", status=200).text,
+        }
+        data = (f"{path}/datapoint.json?ordinal=3", f"{path}/budget.json", f"/v1{path}/report")
+        answers = [house.auditor.ask("GET", each, status=200).json() for each in data]
+        for found in (*answers[:2], answers[2]["report"]):
+            pages |= {f"json {len(pages)}": found["odds_so_far"]}
+        return {place: " ".join(re.sub(r"<[^>]*>", "", text).split()) for place, text in pages.items()}
+
+    leads = {
+        "statement": (
+            "what has been spent means",
+            "what has been spent and what may still leave, taken together, mean",
+        ),
+        "datapoint": ("What was released so far means", "What was released so far, holds included, means"),
+        "population": ("For them so far:", "For them so far, holds included:"),
+        "report": ("For whoever has spent most, that", "For whoever has most behind them, holds included, that"),
+    }
+    for held, epsilon in ((False, 0.5), (True, 1.25)):
+        if held:
+            house.officer.hold(made, ({"ranges": [[0, 20]]}, pure(0.75)))
+        promise = Guarantee(epsilon=epsilon, delta=0.0, unit="user", adjacency="add_remove", proof_status="proved")
+        for place, text in told().items():
+            sentence = promise.meaning() if place == "statement" else promise.odds()
+            assert sentence in text, place
+            assert place not in leads or leads[place][held] in text, place
+
+
 def test_what_is_not_proved_is_not_told_as_odds(house: House) -> None:
     name = house.population(5, epsilon=3.0, accepts=["proved", "refuted"])
     house.officer.commit(house.officer.hold(name, ({"ranges": [[0, 5]]}, pure(0.1))))
