@@ -197,7 +197,7 @@ def list_all(
     population: Annotated[PopulationName, Query()],
     parts: Service,
     _actor: Anyone,
-    status: Annotated[str | None, Query(pattern="^(held|denied|committed|expired|voided)$")] = None,
+    status: Annotated[str | None, Query(pattern="^(held|denied|committed|expired|voided|admitted|charged)$")] = None,
     kind: Annotated[str | None, Query(max_length=100)] = None,
     task: Annotated[str | None, Query(max_length=200)] = None,
     mechanism: Annotated[str | None, Query(max_length=200)] = None,

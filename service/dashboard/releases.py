@@ -39,7 +39,7 @@ PAGE: Final = 50
 Visitor = Annotated[Actor, as_in(releases_api.list_all)]
 OneVisitor = Annotated[Actor, as_in(releases_api.get)]
 Settler = Annotated[Actor, as_in(releases_api.commit, releases_api.void)]
-Status = Annotated[Literal["", "held", "denied", "committed", "expired", "voided"], Query()]
+Status = Annotated[Literal["", "held", "denied", "committed", "expired", "voided", "admitted", "charged"], Query()]
 Kind = Annotated[Literal["", "weights", "labels", "prototypes", "window_model", "other"], Query()]
 _DECIDED = text(
     "SELECT release.id, entry.body FROM release JOIN entry USING (population_id, number) "
@@ -119,17 +119,17 @@ def decided(parts: Parts, actor: Actor, listed: Sequence[dict[str, Any]], *, bou
         reasons = (decision if is_told else without_readings(decision))["reasons"]
         found[row.id] = {
             "epsilon": {**decision["epsilon"], "bound": bound} if is_told else None,
-            "reason": _refused(reasons) if reasons else None,
+            "reason": _refused(reasons, sign="≤" if bound == "upper" else "=") if reasons else None,
         }
     return [{**each, **found[each["id"]]} for each in listed]
 
 
-def _refused(reasons: Sequence[dict[str, Any]]) -> str:
+def _refused(reasons: Sequence[dict[str, Any]], *, sign: str) -> str:
     """The first reason, short; where only a task had no room, how far it would have come there, since ε is for life."""
     first = reasons[0]
     if first["code"] != "task_budget.exceeded" or first["budget"] is None:
         return str(_OVER.get(first["code"], first["message"]))
-    reached = f"{up(first['epsilon'])} of {plain(first['budget'])}"
+    reached = f"{sign} {up(first['epsilon'])} of {plain(first['budget'])} (δ = {first['delta']:g})"
     return f"It would fit for life, but not a task's own budget: ε {reached} in task “{first['task']}”."
 
 
@@ -244,6 +244,7 @@ def engines(release: ReleaseId, parts: Service, _actor: OneVisitor) -> dict[str,
     body = releases_api.body_of(parts, release)
     population = releases_api.owner_of(parts, release)
     with parts.books.read(population) as book:
+        denied = book.releases[release].status == "denied"
         budget, adjacency, unit = book.policy.budget, book.adjacency, book.unit
         status = statements.surety(book, body)
     return {
@@ -253,6 +254,7 @@ def engines(release: ReleaseId, parts: Service, _actor: OneVisitor) -> dict[str,
         "adjacency": adjacency,
         "unit": unit,
         "proof_status": status,
+        "denied": denied,
         "engines": releases.engines(body, delta=budget.delta, adjacency=adjacency),
     }
 

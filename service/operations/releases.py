@@ -46,6 +46,11 @@ DECLARATIONS: Final = ("unit", "adjacency", *STATEMENTS)
 MAX_ADVICE_EVENTS: Final = 20
 MAX_ENGINE_LEAVES, MAX_ENGINE_KINDS = 100_000, 20
 SERIOUS: Final = "serious"
+#: Statuses that are asked for together: of whatever was admitted, and of what left or may leave.
+TOGETHER: Final = {
+    "admitted": frozenset({"held", "committed", "expired", "voided"}),
+    "charged": frozenset({"held", "committed", "expired"}),
+}
 _FIRST, _COUNT = secrets.randbits(80), count()
 
 
@@ -480,7 +485,7 @@ def summary(book: Book, release: str) -> dict[str, Any]:
 
 def _has(release: Release, finding: str) -> bool:
     if finding == SERIOUS:
-        matters = release.status in {"held", "committed", "expired"}
+        matters = release.status in TOGETHER["charged"]
         return matters and any(severity in {"error", "warning"} for _, severity in release.findings)
     return any(code == finding for code, _ in release.findings)
 
@@ -498,12 +503,13 @@ def page(
 ) -> tuple[list[dict[str, Any]], int | None]:
     """The newest releases that are like this, and the entry before which they go on, if they do.
 
-    A `finding` is a code, or `SERIOUS`: any error or warning of a release that left or may leave.
+    A `status` may be one of `TOGETHER`. A `finding` is a code, or `SERIOUS`: any error or warning of a release that
+    left or may leave.
     """
     fitting = (
         each
         for each in reversed(book.releases.values())
-        if (status is None or each.status == status)
+        if (status is None or each.status in TOGETHER.get(status, {status}))
         and (kind is None or each.kind == kind)
         and (task is None or task in each.tasks)
         and (mechanism is None or each.mechanism == mechanism)

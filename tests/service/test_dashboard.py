@@ -414,13 +414,41 @@ def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied
     assert "2 releases: 1 denied, 1 voided." in listed
 
 
+def test_a_number_of_releases_links_to_as_many(call: Caller) -> None:
+    """Admitted are all but those denied; charged are those that left or may leave."""
+    name = call.population(count=20, epsilon=1.0)
+    dp_sgd = {
+        "name": "dp-sgd",
+        "parameters": {"noise_multiplier": 20.0, "sampling_probability": 0.01, "steps": 1, "clip_norm": 1.0},
+    }
+    proposal = {"population": name, "kind": "weights", "mechanism": dp_sgd, "scope": {"ranges": [[0, 20]]}}
+    made = [call.ok("POST", "/v1/releases", proposal)["id"] for _ in range(3)]
+    call.ok("POST", f"/v1/releases/{made[0]}/void", {"reason": "never ran"})
+    call.ok("POST", f"/v1/releases/{made[1]}/commit", {"artifact": {"sha256": "0" * 64, "uri": "made-up:x"}})
+    loud = {**dp_sgd, "parameters": {**dp_sgd["parameters"], "noise_multiplier": 0.1}}
+    assert call.ok("POST", "/v1/releases", {**proposal, "mechanism": loud})["status"] == "denied"
+    for status, count in (("admitted", 3), ("charged", 2), ("denied", 1)):
+        listed = call.ok("GET", f"/populations/{name}/releases.json?mechanism=dp-sgd&status={status}")["items"]
+        told = call.ok("GET", f"/v1/releases?population={name}&mechanism=dp-sgd&status={status}")["items"]
+        assert len(listed) == len(told) == count
+    link = re.search(
+        rf'<a href="(/populations/{name}/releases[^"]*)">3</a>', call("GET", f"/populations/{name}/policy").text
+    )
+    assert link is not None
+    assert "status=admitted" in link[1]
+    engines = call("GET", f"/releases/{told[0]['id']}/engines").text
+    assert "Taken alone, this release would have cost " in engines
+
+
 def test_a_release_that_only_a_task_had_no_room_for_says_by_how_much(call: Caller) -> None:
     name = call.population(count=20, epsilon=2.0)
     budget = {"epsilon": 0.5, "delta": 1e-7}
     call.ok("POST", f"/v1/populations/{name}/tasks", {"name": "t", "members": {"ranges": [[0, 20]]}, "budget": budget})
     call.propose(name, ({"task": "t"}, {"kind": "pure_dp", "epsilon": 0.9}))
     listed = call("GET", f"/populations/{name}/releases").text
-    assert re.search("It would fit for life, but not a task&#39;s own budget: ε 0.9\\d* of 0.5 in task “t”.", listed)
+    plain = re.sub("<[^>]+>", "", listed)
+    own = "It would fit for life, but not a task&#39;s own budget"
+    assert re.search(f"{own}: ε ≤ 0.9\\d* of 0.5 .δ = 1e-07. in task “t”.", plain)
 
 
 def test_an_address_that_cannot_be_read_is_refused_in_words(call: Caller) -> None:
