@@ -109,7 +109,10 @@ class Bin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """The readings of the worst-off datapoint of a task or a window; `link` leads to it."""
+    """The readings of the worst-off datapoint of a task or a window; `link` leads to it.
+
+    Where there are several budgets, `budget_of` says of which this is, and `terms` on which it holds, if on others.
+    """
 
     label: str
     spent: float | None
@@ -117,6 +120,8 @@ class Meter:
     available: float | None
     budget: float
     link: str | None = None
+    budget_of: Literal["", "for life", "own budget"] = ""
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -542,12 +547,16 @@ def bars(
     least = sorted(meters, key=lambda each: _share(_available(each), each.budget))
     ordered = least if order == "least" else list(meters)
     drawn = ordered[:BARS_DRAWN]
+    several = any(each.budget_of for each in meters)
     said = "There is nothing to show yet."
     if ordered:
         first = least[0]
+        of = {"": "a budget", "own budget": "its own budget", "for life": "the budget for life"}[first.budget_of]
+        tighter = ", of two the one with less left of it" if several else ""
         said = (
-            f"Least is available in “{fitting(first.label, width=400)}”: {lowered(_available(first))} of a budget of "
-            f"ε = {raised(first.budget)} ({terms}). A whole bar is a whole budget. Each shows its worst-off member."
+            f"Least is available in “{fitting(first.label, width=400)}”: {lowered(_available(first))} of {of} of "
+            f"ε = {raised(first.budget)} ({first.terms or terms}). A whole bar is a whole budget{tighter}. Each "
+            "shows its worst-off member."
         )
     if len(drawn) < len(ordered):
         which = f"The {len(drawn)} with least available" if order == "least" else f"The first {len(drawn)}"
@@ -559,12 +568,14 @@ def bars(
         [
             _linked(each.label, each.link), raised(at_most(each.spent)), raised(at_most(each.held)),
             lowered(_available(each)), raised(each.budget),
+            *([f"{each.budget_of or 'for life'}, {(each.terms or terms).at}"] if several else []),
         ]
         for each in ordered
     ]  # fmt: skip
+    columns = ["Name", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Available, ε", "Budget, ε", "Which"]
     return figure(
         name=name, title=title, about=said, height=max(1, len(drawn)) * _ROW, marks=marks,
-        columns=["Name", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Available, ε", "Budget, ε"], rows=rows,
+        columns=columns[: 5 + several], rows=rows,
     )  # fmt: skip
 
 
@@ -573,7 +584,10 @@ def _bar(meter: Meter, *, top: float, pattern: str) -> Iterator[Markup]:
     spent, held, available = at_most(meter.spent), at_most(meter.held), _available(meter)
     across = Scale(lowest=0.0, highest=at_most(meter.budget), start=0.0, stop=WIDTH)
     edge, end = across(spent), across(spent + held)
-    yield label(fitting(meter.label, width=WIDTH, bold=True), x=0.0, y=top + 12, class_="chart-name")
+    room = WIDTH - (wide(f"{meter.budget_of} mm") if meter.budget_of else 0)
+    yield label(fitting(meter.label, width=room, bold=True), x=0.0, y=top + 12, class_="chart-name")
+    if meter.budget_of:
+        yield label(meter.budget_of, x=WIDTH, y=top + 12, class_="chart-quiet", anchor="end")
     yield tag("rect", class_="chart-track", x=0.0, y=top + 17, width=WIDTH, height=10.0, fill="none")
     over = spent + held > (1 + 1e-9) * at_most(meter.budget)  # no more than rounding is not over
     kind = "chart-over" if over else "chart-spent"
