@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
+from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from threading import Lock
@@ -256,23 +257,25 @@ def _distribution(book: Book, windows: int, tasks: int | None, least: int) -> di
     worst = worst_of_all(book)
     known = told(worst.history, worst.datapoints)
     answer["worst_off"] = None if known is None else {**known, "datapoints": worst.datapoints}
-    edges = [total * each // windows for each in range(windows + 1)] if windows else []
+    starts = [total * each // windows for each in range(windows + 1)] if windows else []
 
     def worst_of(scope: Scope) -> tuple[History, int]:
         return max(book.ledger.cohorts.touched(scope), key=lambda each: (behind[each[0]].meter, each[1]))
 
     answer["windows"] = [
         {"start": start, "stop": stop, "epsilon": told(*worst_of(BitMap(range(start, stop))))}
-        for start, stop in pairwise(edges)
+        for start, stop in pairwise(starts)
         if start < stop
     ]
+    edges = [float(place * Fraction(str(budget.epsilon)) / BINS) for place in range(BINS + 1)]  # of few digits, as ε is
     counts = [0] * BINS
     for each in behind.values():
-        used = each.meter
-        counts[min(BINS - 1, int(BINS * used / budget.epsilon)) if math.isfinite(used) else BINS - 1] += each.datapoints
-    width = budget.epsilon / BINS
+        counts[min(BINS, bisect_right(edges, each.meter)) - 1] += each.datapoints
     answer["histogram"] = _joined(
-        [{"from": place * width, "to": (place + 1) * width, "datapoints": count} for place, count in enumerate(counts)],
+        [
+            {"from": lower, "to": upper, "datapoints": count}
+            for (lower, upper), count in zip(pairwise(edges), counts, strict=True)
+        ],
         least,
     )
     listed = [

@@ -144,3 +144,25 @@ def test_the_tasks_with_least_left_are_found_exactly_among_many(call: Caller, pa
         return min(readings.share_available(each) for each in (task["epsilon"], task["task_epsilon"]) if each)
 
     assert [share(each) for each in found] == sorted(map(share, every))[:7]
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 0.1, 1.81])
+def test_edges_of_the_histogram_are_of_few_digits_and_whoever_is_at_one_is_above_it(
+    epsilon: float, call: Caller, parts: Parts
+) -> None:
+    name = call.population(count=20, epsilon=epsilon)
+    with parts.books.read(name) as book:
+        untouched = readings.distribution(book)["histogram"]
+    edges = [untouched[0]["from"], *(each["to"] for each in untouched)]
+    assert all(len(repr(each)) <= 7 for each in edges), edges
+    assert edges[0] == 0
+    assert edges[-1] == epsilon
+    assert [each["from"] for each in untouched[1:]] == edges[1:-1]
+    assert call.propose(name, ({"ranges": [[0, 5]]}, pure(edges[3])))["status"] == "held"
+    with parts.books.read(name) as book:
+        found = {each["from"]: each["datapoints"] for each in readings.distribution(book)["histogram"]}
+        reading = readings.worst_of_all(book).meter
+    assert {lower: count for lower, count in found.items() if count} == {
+        0.0: 15,
+        edges[3 if reading >= edges[3] else 2]: 5,
+    }
