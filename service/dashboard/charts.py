@@ -556,6 +556,7 @@ def _counted(upward: Scale, *, left: float, right: float) -> Iterator[Markup]:
 
 
 _ROW: Final = 52.0
+_OF: Final = {"": "for life", "for life": "for life", "own budget": "own"}
 
 
 def bars(
@@ -572,7 +573,7 @@ def bars(
     said = "There is nothing to show yet."
     if ordered:
         first = least[0]
-        of = {"": "a budget", "own budget": "its own budget", "for life": "the budget for life"}[first.budget_of]
+        of = {"own budget": "its own budget", "for life": "the budget for life"}.get(first.budget_of, "a budget")
         tighter = ", of two the one with less left of it" if several else ""
         said = (
             f"Least is available in “{fitting(first.label, width=400)}”: {lowered(_available(first))} of {of} of "
@@ -589,11 +590,11 @@ def bars(
         [
             _linked(each.label, each.link), raised(at_most(each.spent)), raised(at_most(each.held)),
             lowered(_available(each)), raised(each.budget),
-            *([f"{each.budget_of or 'for life'}, {(each.terms or terms).at}"] if several else []),
+            *([f"{_OF[each.budget_of]}, {(each.terms or terms).delta:g}"] if several else []),
         ]
         for each in ordered
     ]  # fmt: skip
-    columns = ["Name", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Available, ε", "Budget, ε", "Which"]
+    columns = ["Name", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Available, ε", "Budget, ε", "Which, at δ ="]
     return figure(
         name=name, title=title, about=said, height=max(1, len(drawn)) * _ROW, marks=marks,
         columns=columns[: 5 + several], rows=rows,

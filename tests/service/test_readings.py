@@ -120,8 +120,8 @@ def test_tasks_with_least_left_are_those_of_their_tighter_budget(call: Caller, p
     page = re.sub(r"<[^>]+>", "", call("GET", f"/populations/{name}/budget").text)
     assert "Least is available in “capped”: 0 of its own budget of ε = 0.2 (δ = 1e-07, per user, upper bound)." in page
     assert "1 task has nothing left in its own budget for some members" in page
-    assert "own budget, δ = 1e-07, per user" in page  # in the table; and of life where that is tighter
-    assert "for life, δ = 1e-06, per user" in page
+    assert "own, 1e-07" in page  # in the table; and of life where that is tighter
+    assert "for life, 1e-06" in page
     overview = call.ok("GET", "/overview.json")
     assert any("nothing left in" in each and name in each for each in overview["beside"])
 
