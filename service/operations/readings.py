@@ -160,15 +160,17 @@ def used_up(book: Book) -> int:
     budgets = {name: task.budget for name, task in book.tasks.items() if task.budget is not None}
     found: set[str] = set()
     for history, _ in book.ledger.cohorts.sizes() if budgets else ():
-        charged = {
-            name for spent in (history.committed, *(each.spending for each in history.holds)) for name, _ in spent
-        }
-        for name in charged & budgets.keys() - found:
-            budget = budgets[name]
-            near = budget.meter(standing(budget, history, ledger=name)) > 0.999 * budget.epsilon
-            if near and reading(budget, history, ledger=name).available <= 0:
-                found.add(name)
+        for spending in (history.committed, *[hold.spending for hold in history.holds]):
+            for name, _ in spending:
+                if name in budgets and name not in found and _is_used_up(budgets[name], history, name):
+                    found.add(name)
     return len(found)
+
+
+@lru_cache(maxsize=1 << 15)
+def _is_used_up(budget: Filter, history: History, ledger: str) -> bool:
+    near = budget.meter(standing(budget, history, ledger=ledger)) > 0.999 * budget.epsilon
+    return near and reading(budget, history, ledger=ledger).available <= 0
 
 
 @dataclass(frozen=True, slots=True)
