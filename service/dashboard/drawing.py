@@ -316,7 +316,11 @@ def figure(
 def _numbers(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> Markup:
     head = tag("tr", *(tag("th", each, scope="col") for each in columns))
     body = [
-        tag("tr", tag("th", _cell(row[0]), scope="row"), *(tag("td", _cell(each), class_="number") for each in row[1:]))
+        tag(
+            "tr",
+            tag("th", _cell(row[0], whole=True), scope="row"),
+            *(tag("td", _cell(each), class_="number") for each in row[1:]),
+        )
         for row in rows
     ]
     table = tag("table", tag("caption", title), tag("thead", head), tag("tbody", *body))
@@ -325,9 +329,9 @@ def _numbers(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | C
     return tag("details", summary, region, class_="chart-numbers")
 
 
-def _cell(cell: str | Cell) -> object:
+def _cell(cell: str | Cell, *, whole: bool = False) -> object:
     if isinstance(cell, str):
-        return cell
+        return unbroken(_written(cell)) if whole else cell
     if not cell.link.startswith("/") or cell.link.startswith("//"):
         raise ValueError(f"{cell.link!r} leads out of the service.")
     return tag("a", cell.words, href=cell.link)
