@@ -34,7 +34,7 @@ from service.dashboard import site
 from service.dashboard.pages import problem_of
 from service.dashboard.problem_pages import problem_page, wants_page
 from service.dashboard.visitors import recall
-from service.errors import Problem
+from service.errors import Problem, field_at
 from service.messenger import Messenger
 from service.metrics import Metrics
 from service.middleware import Gatehouse, PageOf, as_problem
@@ -172,7 +172,7 @@ def _problem_of(failure: Exception) -> Problem:
     match failure:
         case RequestValidationError():
             first: dict[str, Any] = dict(failure.errors()[0])
-            where = [str(each) for each in first["loc"] if each not in {"body", "query", "path", "header"}]
+            where = [str(each) for each in field_at(first["loc"])]
             return Problem("invalid", f"{'.'.join(where) or 'body'}: {first['msg']}.", ".".join(where) or "body")
         case HTTPException() if isinstance(failure.__cause__, Problem):
             return failure.__cause__  # the framework calls everything that stops a body a fault in it

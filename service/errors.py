@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,9 @@ PROBLEMS: Final[dict[str, Kind]] = {
     "too-large": Kind(413, "The request is too large", "Send less at a time."),
     "unsupported": Kind(415, "The body has the wrong type", "Send one of the content types that are named."),
     "key-reused": Kind(422, "The idempotency key was used for another request", "Take a new key for a new request."),
+    "sent-already": Kind(
+        422, "This form was sent already", "Look at what was done, then open the form again if more is to be done."
+    ),
     "busy": Kind(503, "Too much is going on", "Try again after Retry-After seconds, with the same Idempotency-Key."),
     "unavailable": Kind(503, "The database cannot be reached", "Try again later, with the same Idempotency-Key."),
     "artifact-absent": Kind(
@@ -78,6 +82,23 @@ class Problem(Exception):
 
     def __str__(self) -> str:
         return self.detail
+
+
+def field_at(place: Sequence[str | int]) -> Sequence[str | int]:
+    """The field at the place of a failed validation.
+
+    After the name of a parameter come the names of types, as one of which it could have been read.
+
+    >>> field_at(("body", "charges", 0, "scope")), field_at(("query", "population", "constrained-str"))
+    (('charges', 0, 'scope'), ('population',))
+    """
+    match place:
+        case ["query" | "path" | "header" | "cookie", name, *_]:
+            return (name,)
+        case ["body", *inside]:
+            return tuple(inside)
+        case _:
+            return place
 
 
 class NotFound(Problem):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 
+from accountant.audit.verdicts import Verdict
 from service.api import audits as audits_api
 from service.api import populations as populations_api
 from service.api.audits import Audit
@@ -43,7 +44,7 @@ def every(
     parts: Service,
     actor: Reader,
     population: Annotated[PopulationName | Literal[""], Query()] = "",
-    status: Annotated[str, Query(pattern=f"^({'|'.join(empirical.SORTS)})?$")] = "",
+    status: Annotated[Literal["", Verdict, empirical.Status], Query()] = "",
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> Data:
     """Newest first."""

@@ -31,6 +31,7 @@ from service.dashboard.drawing import (
     lowered,
     moment,
     path,
+    position,
     raised,
     short,
     tag,
@@ -53,6 +54,7 @@ READINGS_DRAWN: Final = 240
 BARS_DRAWN: Final = 16
 _LEFT, _TOP, _BOTTOM = 34.0, 20.0, 44.0
 _HEIGHT: Final = 214.0
+_OVER: Final = 40.0  # of the width, for those who are over the budget
 _ENDS: Final = 92.0  # of the width, for what is written where lines end
 
 
@@ -100,7 +102,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """How many datapoints have between `lower` and `upper` behind them."""
+    """How many datapoints have between `lower` and `upper` behind them: places on the scale, up to the budget.
+
+    What begins at the budget are those who are over it. Where a bin ends beyond it, its end is what somebody has.
+    """
 
     lower: float
     upper: float
@@ -109,7 +114,10 @@ class Bin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """The readings of the worst-off datapoint of a task or a window; `link` leads to it."""
+    """The readings of the worst-off datapoint of a task or a window; `link` leads to it.
+
+    Where there are several budgets, `budget_of` says of which this is, and `terms` on which it holds, if on others.
+    """
 
     label: str
     spent: float | None
@@ -117,6 +125,8 @@ class Meter:
     available: float | None
     budget: float
     link: str | None = None
+    budget_of: Literal["", "for life", "own budget"] = ""
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +321,7 @@ def _moments(
 ) -> Iterator[Markup]:
     """Today, and perhaps the first refusal: words above the drawing that keep apart, over lines."""
     shown = [(across(_seconds(at)), words, class_) for at, words, class_ in moments]
-    places = apart([each[0] for each in shown], gap=52, lowest=_LEFT + 8, highest=right)
+    places = apart([each[0] for each in shown], gap=52, lowest=across.start + 8, highest=right)
     yield line(x1=shown[0][0], x2=shown[0][0], y1=_TOP, y2=floor, class_="chart-now", dashes="1 3")
     for (_, words, label_class), place in zip(shown, places, strict=True):
         yield label(words, x=place, y=_TOP - 6, class_=label_class, anchor="middle")
@@ -369,13 +379,18 @@ def _axes(
 ) -> tuple[Scale, Scale]:
     read = [value for each in readings for value in (each.standing, at_most(each.budget))]
     values = [value for value in (*read, *reach) if value < math.inf]
-    across = Scale(lowest=_seconds(start), highest=_seconds(stop), start=_LEFT, stop=right)
     top = max([*values, 0.0]) * 1.08
-    return across, Scale(lowest=0.0, highest=top or 1.0, start=_HEIGHT - _BOTTOM, stop=_TOP)
+    upward = Scale(lowest=0.0, highest=top or 1.0, start=_HEIGHT - _BOTTOM, stop=_TOP)
+    return Scale(lowest=_seconds(start), highest=_seconds(stop), start=_left(upward), stop=right), upward
+
+
+def _left(upward: Scale) -> float:
+    """How much room the numbers beside a scale take: none of their digits is lost."""
+    return max(_LEFT, *(wide(short(value)) + 8 for value in ticks(upward.highest)))
 
 
 def _grid(upward: Scale, across: Scale, start: datetime, stop: datetime, *, right: float) -> Iterator[Markup]:
-    yield from _rungs(upward, right=right)
+    yield from _rungs(upward, left=across.start, right=right)
     yield label("ε", x=4.0, y=_TOP - 6, class_="chart-quiet")
     for x, words in _with_room(across, start, stop):
         yield line(x1=x, x2=x, y1=upward(0), y2=upward(0) + 4, class_="chart-axis")
@@ -410,11 +425,11 @@ def _span(x: float, words: str) -> tuple[float, float]:
     return x - before, x - before + size
 
 
-def _rungs(upward: Scale, *, right: float) -> Iterator[Markup]:
+def _rungs(upward: Scale, *, left: float, right: float) -> Iterator[Markup]:
     for value in ticks(upward.highest):
         y = upward(value)
-        yield line(x1=_LEFT, x2=right, y1=y, y2=y, class_="chart-axis" if value == 0 else "chart-hair")
-        yield label(short(value), x=_LEFT - 4, y=y + 4, class_="chart-quiet", anchor="end")
+        yield line(x1=left, x2=right, y1=y, y2=y, class_="chart-axis" if value == 0 else "chart-hair")
+        yield label(short(value), x=left - 4, y=y + 4, class_="chart-quiet", anchor="end")
 
 
 def _anchor(x: float, words: str, *, right: float) -> str:
@@ -447,7 +462,10 @@ def _end_labels(ends: Sequence[tuple[float, str, str, str]], *, x: float, width:
 def histogram(
     *, name: str, title: str, terms: Terms, bins: Sequence[Bin], budget: float, most: float | None = None
 ) -> Markup:
-    """How many datapoints have how much behind them; a bar that stands for anybody can be seen."""
+    """How many datapoints have how much behind them; a bar that stands for anybody can be seen.
+
+    Whoever is over the budget stands beside the scale, in a bar as wide as the others: it may be far, and is no spread.
+    """
     total = sum(each.count for each in bins)
     highest_count = max((each.count for each in bins), default=0)
     marks: list[Markup] = []
@@ -461,35 +479,38 @@ def histogram(
             else "in the last bar are some for whom no finite ε holds"
         )
         said = (
-            f"{fullest.count:,} of {total:,} have between ε = {fullest.lower:.3g} and {raised(fullest.upper)} behind "
-            f"them, spent and held together; {most_of_all} ({terms})."
+            f"{fullest.count:,} of {total:,} have between ε = {position(fullest.lower)} and {_end(fullest, budget)} "
+            f"behind them, spent and held together; {most_of_all} ({terms})."
         )
         if over := sum(each.count for each in bins if each.lower >= budget):
             said += f" {over:,} {'is' if over == 1 else 'are'} over the budget."
         right = WIDTH - 10
-        highest = max(
-            budget * (1.15 if any(math.isinf(each.upper) for each in bins) else 1.0),
-            *(each.upper for each in bins if math.isfinite(each.upper)),
-            0.0,
-        )
-        across = Scale(lowest=0.0, highest=highest, start=_LEFT + 6, stop=right)
+        beyond = right - _OVER if any(each.count and each.upper > budget for each in bins) else None
         upward = Scale(lowest=0.0, highest=highest_count * 1.08, start=_HEIGHT - _BOTTOM, stop=_TOP)
-        marks += _counted(upward, right=right)
+        across = Scale(lowest=0.0, highest=budget, start=_left(upward) + 6, stop=right if beyond is None else beyond)
+        bar = min((across.stop - across.start) / max(1, sum(each.lower < budget for each in bins)), _OVER / 2)
+        marks += _counted(upward, left=across.start, right=right)
         for each in bins:
             if not each.count:
                 continue
-            left, wide = across(each.lower), across(each.upper) - across(each.lower)
+            is_over = each.lower >= budget
+            left = right - bar if is_over else across(each.lower)
+            width = (right if each.upper > budget else across(each.upper)) - left
             tall = max(2.0, upward(0) - upward(each.count))
-            gap = min(1.0, wide / 4)
-            kind = "chart-over" if each.lower >= budget else "chart-spent"
+            gap = min(1.0, width / 4)
+            kind = "chart-over" if is_over else "chart-spent"
             marks.append(
                 tag(
-                    "rect", class_=kind, x=left + gap / 2, y=upward(0) - tall, width=max(wide - gap, 0.5),
+                    "rect", class_=kind, x=left + gap / 2, y=upward(0) - tall, width=max(width - gap, 0.5),
                     height=tall,
                 )
             )  # fmt: skip
-        for value in ticks(highest):
+        if beyond is not None:
+            marks.append(label("over", x=WIDTH, y=upward(0) + 16, class_="chart-quiet", anchor="end"))
+        for value in ticks(budget):
             x = across(value)
+            if beyond is not None and _span(x, short(value))[1] > WIDTH - wide("over "):
+                continue
             marks += [
                 line(x1=x, x2=x, y1=upward(0), y2=upward(0) + 4, class_="chart-axis"),
                 label(
@@ -514,22 +535,28 @@ def histogram(
             ),
             label(f"{terms.unit}s", x=2.0, y=_TOP - 5, class_="chart-quiet"),
         ]
-    rows = [[f"{each.lower:.3g} to {raised(max(each.upper, 0.0))}", f"{each.count:,}"] for each in bins]
+    rows = [[f"{position(each.lower)} to {_end(each, budget)}", f"{each.count:,}"] for each in bins]
     return figure(
         name=name, title=title, about=said, height=_HEIGHT, marks=marks,
         columns=[f"Spent and held, ε {terms.sign}", f"{terms.unit.capitalize()}s"], rows=rows,
     )  # fmt: skip
 
 
-def _counted(upward: Scale, *, right: float) -> Iterator[Markup]:
+def _end(given: Bin, budget: float) -> str:
+    """Where a bin ends, as the next begins; beyond the budget it is what somebody has at most."""
+    return raised(given.upper) if given.upper > budget else position(given.upper)
+
+
+def _counted(upward: Scale, *, left: float, right: float) -> Iterator[Markup]:
     for value in ticks(upward.highest):
         if value == int(value):
             y = upward(value)
-            yield line(x1=_LEFT + 6, x2=right, y1=y, y2=y, class_="chart-axis" if value == 0 else "chart-hair")
-            yield label(short(value), x=_LEFT + 2, y=y + 4, class_="chart-quiet", anchor="end")
+            yield line(x1=left, x2=right, y1=y, y2=y, class_="chart-axis" if value == 0 else "chart-hair")
+            yield label(short(value), x=left - 4, y=y + 4, class_="chart-quiet", anchor="end")
 
 
 _ROW: Final = 52.0
+_OF: Final = {"": "for life", "for life": "for life", "own budget": "own"}
 
 
 def bars(
@@ -542,12 +569,16 @@ def bars(
     least = sorted(meters, key=lambda each: _share(_available(each), each.budget))
     ordered = least if order == "least" else list(meters)
     drawn = ordered[:BARS_DRAWN]
+    several = any(each.budget_of for each in meters)
     said = "There is nothing to show yet."
     if ordered:
         first = least[0]
+        of = {"own budget": "its own budget", "for life": "the budget for life"}.get(first.budget_of, "a budget")
+        tighter = ", of two the one with less left of it" if several else ""
         said = (
-            f"Least is available in “{fitting(first.label, width=400)}”: {lowered(_available(first))} of a budget of "
-            f"ε = {raised(first.budget)} ({terms}). A whole bar is a whole budget. Each shows its worst-off member."
+            f"Least is available in “{fitting(first.label, width=400)}”: {lowered(_available(first))} of {of} of "
+            f"ε = {raised(first.budget)} ({first.terms or terms}). A whole bar is a whole budget{tighter}. Each "
+            "shows its worst-off member."
         )
     if len(drawn) < len(ordered):
         which = f"The {len(drawn)} with least available" if order == "least" else f"The first {len(drawn)}"
@@ -559,12 +590,14 @@ def bars(
         [
             _linked(each.label, each.link), raised(at_most(each.spent)), raised(at_most(each.held)),
             lowered(_available(each)), raised(each.budget),
+            *([f"{_OF[each.budget_of]}, {(each.terms or terms).delta:g}"] if several else []),
         ]
         for each in ordered
     ]  # fmt: skip
+    columns = ["Name", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Available, ε", "Budget, ε", "Which, at δ ="]
     return figure(
         name=name, title=title, about=said, height=max(1, len(drawn)) * _ROW, marks=marks,
-        columns=["Name", f"Spent, ε {terms.sign}", f"Held{terms.most}", "Available, ε", "Budget, ε"], rows=rows,
+        columns=columns[: 5 + several], rows=rows,
     )  # fmt: skip
 
 
@@ -573,7 +606,10 @@ def _bar(meter: Meter, *, top: float, pattern: str) -> Iterator[Markup]:
     spent, held, available = at_most(meter.spent), at_most(meter.held), _available(meter)
     across = Scale(lowest=0.0, highest=at_most(meter.budget), start=0.0, stop=WIDTH)
     edge, end = across(spent), across(spent + held)
-    yield label(fitting(meter.label, width=WIDTH, bold=True), x=0.0, y=top + 12, class_="chart-name")
+    room = WIDTH - (wide(f"{meter.budget_of} mm") if meter.budget_of else 0)
+    yield label(fitting(meter.label, width=room, bold=True), x=0.0, y=top + 12, class_="chart-name")
+    if meter.budget_of:
+        yield label(meter.budget_of, x=WIDTH, y=top + 12, class_="chart-quiet", anchor="end")
     yield tag("rect", class_="chart-track", x=0.0, y=top + 17, width=WIDTH, height=10.0, fill="none")
     over = spent + held > (1 + 1e-9) * at_most(meter.budget)  # no more than rounding is not over
     kind = "chart-over" if over else "chart-spent"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 320.0
 LETTER: Final = 12.5
 _LETTER_WIDTH, _BOLD_WIDTH = 7.2, 8.0  # of an average letter, rather too wide
+_REGULAR: Final = 0.92  # of the width of a bold letter
 # What turns writing around or is no writing at all; names are other people's words.
 _UNWRITTEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 _NAME: Final = re.compile("[a-z][a-z0-9-]*")
@@ -77,11 +80,23 @@ def fitting(words: str, *, width: float, bold: bool = False) -> str:
 
     For names. A number is never cut: half of one is another.
 
-    >>> fitting("a population with a long name", width=92)
-    'a populatio…'
+    >>> fitting("a population with a long name", width=92), fitting("W" * 40, width=92), fitting("ill-lit", width=92)
+    ('a populati…', 'WWWWWW…', 'ill-lit')
     """
-    words = _written(words)
-    return words if fits(words, width=width, bold=bold) else f"{words[: max(0, _most(width, bold=bold) - 1)]}…"
+    words, width = _written(words), width if bold else width / _REGULAR
+    ends = list(accumulate(map(_room, words), initial=0.0))
+    return words if ends[-1] <= width else f"{words[: max(0, bisect_right(ends, width - _room('…')) - 1)]}…"
+
+
+def _room(letter: str) -> float:
+    """How wide a bold letter is in DejaVu Sans, where letters are wider than in most fonts, or a little more."""
+    if ord(letter) > 0x24F:  # beyond Latin letters
+        return 15.5
+    if letter in "mwMW@%":
+        return 14.0
+    if letter in "fijlrtIJ .,:;'\"|!/()[]-_*":
+        return 6.8
+    return 11.5 if letter.isupper() or letter in "+=<>#^~&" else 9.0
 
 
 def wide(words: str) -> float:
@@ -184,6 +199,15 @@ def at_least(value: float | None) -> float:
 def raised(value: float) -> str:
     """An upper bound in words: three digits, no smaller."""
     return up(value) if math.isfinite(value) else "∞"
+
+
+def position(value: float) -> str:
+    """A place on a scale, of which six digits are enough: the end of a bin and the beginning of the next are alike.
+
+    >>> position(0.30000000000000004), position(0.15), position(1 / 3), position(math.inf)
+    ('0.3', '0.15', '0.333333', '∞')
+    """
+    return f"{value:.6g}" if math.isfinite(value) else "∞"
 
 
 def lowered(value: float) -> str:
@@ -292,7 +316,11 @@ def figure(
 def _numbers(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> Markup:
     head = tag("tr", *(tag("th", each, scope="col") for each in columns))
     body = [
-        tag("tr", tag("th", _cell(row[0]), scope="row"), *(tag("td", _cell(each), class_="number") for each in row[1:]))
+        tag(
+            "tr",
+            tag("th", _cell(row[0], whole=True), scope="row"),
+            *(tag("td", _cell(each), class_="number") for each in row[1:]),
+        )
         for row in rows
     ]
     table = tag("table", tag("caption", title), tag("thead", head), tag("tbody", *body))
@@ -301,9 +329,9 @@ def _numbers(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | C
     return tag("details", summary, region, class_="chart-numbers")
 
 
-def _cell(cell: str | Cell) -> object:
+def _cell(cell: str | Cell, *, whole: bool = False) -> object:
     if isinstance(cell, str):
-        return cell
+        return unbroken(_written(cell)) if whole else cell
     if not cell.link.startswith("/") or cell.link.startswith("//"):
         raise ValueError(f"{cell.link!r} leads out of the service.")
     return tag("a", cell.words, href=cell.link)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from fastapi import APIRouter, Query
 from sqlalchemy import text
@@ -24,13 +24,13 @@ router = APIRouter()
 Visitor = Annotated[Actor, as_in(ledger_api.entries)]
 Verifier = Annotated[Actor, as_in(ledger_api.entries, ledger_api.verify)]
 PAGE: Final = 50
-KINDS: Final = (
+Kind: TypeAlias = Literal[
     "population.created", "population.frozen", "population.opened", "population.closed", "policy.changed",
     "datapoints.registered", "datapoint.erased", "datapoint.returned", "task.created", "release.held", "release.denied",
     "release.committed", "release.voided", "release.expired", "release.audited", "artifact.attached", "audit.planned",
     "audit.concluded", "audit.abandoned",
-)  # fmt: skip
-_KINDS: Final = "|".join(KINDS)
+]  # fmt: skip
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 _PAGE = text(
     "SELECT number, hash, body FROM entry WHERE population_id = (SELECT id FROM population WHERE name = :name) "
     "AND number < :before AND (:kind = '' OR kind = :kind) AND (:release = '' OR release = :release) "
@@ -46,7 +46,7 @@ def _entries(
     population: Population,
     parts: Service,
     actor: Visitor,
-    kind: Annotated[str, Query(pattern=f"^({_KINDS})?$")] = "",
+    kind: Annotated[Literal["", Kind], Query()] = "",
     release: Annotated[str, Query(pattern=r"^(rel_[0-9A-Z]{26})?$")] = "",
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from service.dashboard import system
 from service.dashboard.pages import page
 from service.dashboard.sessions import utc_now
 from service.dashboard.visitors import as_in, may
-from service.dashboard.words import since
+from service.dashboard.words import since, used_up
 from service.operations import evidence, readings, reports, verifications
 from service.operations.individuals import may_read
 from service.operations.keys import Actor
@@ -125,6 +125,7 @@ def _glance(book: Book) -> dict[str, Any]:
         "standing": "in doubt" if doubtful else room,
         "charged": bool(matters),
         "over_policy": over,
+        "tasks_used_up": readings.used_up(book),
         "promise_kept": kept,
         "proof_status": proof_status,
         "breaking": breaking,
@@ -267,6 +268,9 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
             f"{people:,} {has} of {where} {them} than the current policy allows: nothing more is admitted about "
             f"{'it' if people == 1 else 'them'}."
         )
+    if spent := [each for each in seen if each["tasks_used_up"]]:
+        where = _names([each["name"] for each in spent])
+        beside.append(used_up(sum(each["tasks_used_up"] for each in spent), f" of {where}"))
     for mechanism in sorted({found["mechanism"] for _, found in stands if not found["admitted"]}):
         unused = [name for name, found in stands if found["mechanism"] == mechanism and not found["admitted"]]
         where = _names(list(dict.fromkeys(unused)))

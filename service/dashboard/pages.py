@@ -37,7 +37,7 @@ from service.dashboard.visitors import (
     sessions_of,
     set_cookie,
 )
-from service.errors import NotFound, Problem
+from service.errors import NotFound, Problem, field_at
 from service.middleware import as_problem
 from service.operations.keys import Actor
 
@@ -209,6 +209,8 @@ def action(
                 done = await perform(asked)
             except (Problem, AccountantError, ValidationError) as failure:
                 problem = problem_of(failure)
+                if problem.name == "key-reused":  # whose key is the name of the form, and none that anybody signs in by
+                    problem = Problem("sent-already", "This form was sent already, with other words.")
                 drawn = {} if draw is None else draw(shown)
                 return rendered(
                     request, template, title=_title(title, shown), question=question, data=shown, problem=problem,
@@ -234,12 +236,18 @@ def problem_of(failure: Exception) -> Problem:
     """What a form, or an address with a query, is told of a failure: the label of the field, and what is wrong."""
     if isinstance(failure, ValidationError | RequestValidationError):
         first = failure.errors()[0]
-        where = ".".join(str(each) for each in first["loc"] if each not in {"body", "query", "path", "header"})
-        name = next((each for each in reversed(first["loc"]) if isinstance(each, str)), "form")
+        where = field_at(first["loc"])
+        name = next((each for each in reversed(where) if isinstance(each, str)), "form")
         called = _LABELS.get(name, name.replace("_", " ").capitalize())
-        told = _REFUSED.get(first["type"], "cannot be read as it is").format_map(first.get("ctx", {}))
-        return Problem("invalid", f"“{called}” {_WRITTEN.get(name, told)}.", where or None)
+        told = _REFUSED.get(first["type"], "cannot be read as it is").format_map(_said(first.get("ctx", {})))
+        return Problem("invalid", f"“{called}” {_WRITTEN.get(name, told)}.", ".".join(map(str, where)) or None)
     return as_problem(failure)
+
+
+def _said(context: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a refusal says of a field; that nothing may be chosen as well is not said."""
+    expected = context.get("expected")
+    return context if expected is None else {**context, "expected": str(expected).removeprefix("'', ").replace("'", "")}
 
 
 #: What the fields of forms are called there, if it is not their name.
@@ -248,7 +256,11 @@ _LABELS: Final = {
     "accepts": "Accept mechanisms whose promise is", "expires_in_days": "Ends after so many days",
     "times": "How often", "like": "Releases like this one",
 }  # fmt: skip
-_WRITTEN: Final = {"sha256": "has to be 64 hexadecimal digits, in small letters"}
+_WRITTEN: Final = {
+    "sha256": "has to be 64 hexadecimal digits, in small letters",
+    "release": "has to be the id of a release, rel_ and 26 digits and capital letters",
+    "like": "has to be the id of a release, rel_ and 26 digits and capital letters",
+}
 _REFUSED: Final = {
     "missing": "is needed",
     "string_too_short": "is needed",

@@ -85,8 +85,7 @@ def _budget_charts(data: Mapping[str, Any]) -> dict[str, Markup | None]:
     if budget["tasks"]:
         drawn["tasks"] = charts.bars(
             name="tasks", title="Tasks with least left", terms=terms, order="least",
-            meters=[_meter(each["name"], each["epsilon"], task_address(population, each["name"]))
-                    for each in budget["tasks"]],
+            meters=[_tighter(each, terms, task_address(population, each["name"])) for each in budget["tasks"]],
         )  # fmt: skip
     windows = [each for each in budget["windows"] if each["epsilon"] is not None]
     if len(windows) > 1:
@@ -151,6 +150,17 @@ def _meter(label: str, reading: Mapping[str, Any], link: str | None) -> charts.M
         label=label, spent=reading["spent"], held=reading["held"], available=reading["available"],
         budget=reading["budget"], link=link,
     )  # fmt: skip
+
+
+def _tighter(task: Mapping[str, Any], terms: charts.Terms, link: str) -> charts.Meter:
+    """The reading of which the smaller share is available: for life, or in the task's own budget."""
+    life, own = task["epsilon"], task["task_epsilon"]
+    if own is None:
+        return _meter(task["name"], life, link)
+    if readings.share_available(life) <= readings.share_available(own):
+        return replace(_meter(task["name"], life, link), budget_of="for life")
+    of = replace(terms, delta=task["budget"]["delta"])
+    return replace(_meter(task["name"], own, link), budget_of="own budget", terms=of)
 
 
 def task_address(population: str, task: str) -> str:
@@ -234,7 +244,7 @@ def budget(
 def _glanced(book: Book, actor: Actor) -> dict[str, Any]:
     """What the overview says of it in a word."""
     found = told(glance(book), actor)
-    return {name: found[name] for name in ("standing", "room", "over_policy", "promise_kept")}
+    return {name: found[name] for name in ("standing", "room", "over_policy", "tasks_used_up", "promise_kept")}
 
 
 def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None, *, least: int) -> list[Release]:

@@ -102,6 +102,19 @@ def plural(value: int, one: str, many: str | None = None) -> str:
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
+def used_up(tasks: int, where: str = "") -> str:
+    """That so many tasks have a budget of their own of which nothing is available to somebody.
+
+    >>> used_up(1)
+    '1 task has nothing left in its own budget for some members: no release of it that touches them is admitted.'
+    >>> used_up(2, " of clinic-a").partition(":")[0]
+    '2 tasks of clinic-a have nothing left in their own budget for some members'
+    """
+    has, its, it = ("has", "its", "it") if tasks == 1 else ("have", "their", "them")
+    found = f"{plural(tasks, 'task')}{where} {has} nothing left in {its} own budget for some members"
+    return f"{found}: no release of {it} that touches them is admitted."
+
+
 def nth(number: int) -> str:
     """A place in an order.
 
@@ -296,5 +309,5 @@ FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
     "who": who, "expiring": expiring, "duration": duration, "bound": bound, "sign": sign,
-    "unbroken": unbroken, "titled": titled, "adjacent": adjacent, "weakened": weakened,
+    "unbroken": unbroken, "used_up": used_up, "titled": titled, "adjacent": adjacent, "weakened": weakened,
 }  # fmt: skip

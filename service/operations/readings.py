@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
+from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from threading import Lock
@@ -17,12 +19,13 @@ from accountant.cohorts import Scope
 from accountant.guarantees import rounded_up
 from accountant.ledger import LIFELONG
 from accountant.ledger import standing as _standing
+from accountant.units import RHO_UNITS_PER_NAT
 from service.operations.remembered import Remembered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from accountant.book import Book
+    from accountant.book import Book, Task
     from accountant.filters import Cost, Filter, Reading
     from accountant.histories import History
 
@@ -104,12 +107,70 @@ def shown(given: Reading) -> dict[str, Any]:
 
 def worst_off(book: Book, scope: Scope, *, ledger: str = LIFELONG, least: int = 1) -> dict[str, Any] | None:
     """The reading of the datapoint of a scope that has most behind it; None if fewer than `least` share its history."""
-    budget = book.rules.ledgers[ledger]
+    return _worst(book, scope, book.rules.ledgers[ledger], ledger).told(least)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worst:
+    """Who of a scope has most behind them in a ledger: the history that they have, and how many have it."""
+
+    budget: Filter
+    ledger: str
+    history: History
+    sharing: int
+
+    def told(self, least: int) -> dict[str, Any] | None:
+        """The reading as an answer; None if fewer than `least` share the history."""
+        if self.sharing < least:
+            return None
+        return shown(reading(self.budget, self.history, ledger=self.ledger))
+
+    def used(self) -> float:
+        """The share of the budget that is spent and held, by the meter."""
+        return self.budget.meter(self._behind) / self.budget.epsilon
+
+    def has(self, share: float) -> bool:
+        """Whether so much of the budget is available still, which takes no search."""
+        return self.budget.admits_pure(self._behind, math.ceil(share * self.budget.epsilon * RHO_UNITS_PER_NAT))
+
+    @property
+    def _behind(self) -> Cost:
+        return standing(self.budget, self.history, ledger=self.ledger)
+
+
+def _worst(book: Book, scope: Scope, budget: Filter, ledger: str) -> _Worst:
     history, sharing = max(
         book.ledger.cohorts.touched(scope),
         key=lambda each: (budget.meter(standing(budget, each[0], ledger=ledger)), each[1]),
     )
-    return shown(reading(budget, history, ledger=ledger)) if sharing >= least else None
+    return _Worst(budget=budget, ledger=ledger, history=history, sharing=sharing)
+
+
+def share_available(read: Mapping[str, Any]) -> float:
+    """How much of its budget an answer's reading has left; what is not known is not available."""
+    share: float = (read["available"] or 0.0) / read["budget"]
+    return share
+
+
+def used_up(book: Book) -> int:
+    """How many tasks have members to whom nothing is available in the task's own budget, whatever life has left.
+
+    Charges that name a task touch its members alone, so what histories have in its ledger says all of it.
+    """
+    budgets = {name: task.budget for name, task in book.tasks.items() if task.budget is not None}
+    found: set[str] = set()
+    for history, _ in book.ledger.cohorts.sizes() if budgets else ():
+        for spending in (history.committed, *[hold.spending for hold in history.holds]):
+            for name, _ in spending:
+                if name in budgets and name not in found and _is_used_up(budgets[name], history, name):
+                    found.add(name)
+    return len(found)
+
+
+@lru_cache(maxsize=1 << 15)
+def _is_used_up(budget: Filter, history: History, ledger: str) -> bool:
+    near = budget.meter(standing(budget, history, ledger=ledger)) > 0.999 * budget.epsilon
+    return near and reading(budget, history, ledger=ledger).available <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +225,8 @@ def distribution(book: Book, *, windows: int = 0, tasks: int | None = None, leas
     """How the budget stands over all datapoints, and over equal windows of arrivals.
 
     A reading that fewer than `least` share is None, and what is counted by readings is put together until there are so
-    many. With `tasks`, of so many tasks whose worst-off member has most behind it, worst first, and of which that is
-    told: their order tells of readings. Else of the first thousand.
+    many. With `tasks`, of so many tasks of which the smallest share is available to a member, for life or in the task's
+    own budget, smallest first, and of which both are told: their order tells of readings. Else of the first thousand.
     """
     return _DISTRIBUTIONS.of(book, (windows, tasks, least), lambda: _distribution(book, windows, tasks, least))
 
@@ -198,39 +259,65 @@ def _distribution(book: Book, windows: int, tasks: int | None, least: int) -> di
     worst = worst_of_all(book)
     known = told(worst.history, worst.datapoints)
     answer["worst_off"] = None if known is None else {**known, "datapoints": worst.datapoints}
-    edges = [total * each // windows for each in range(windows + 1)] if windows else []
+    starts = [total * each // windows for each in range(windows + 1)] if windows else []
 
     def worst_of(scope: Scope) -> tuple[History, int]:
         return max(book.ledger.cohorts.touched(scope), key=lambda each: (behind[each[0]].meter, each[1]))
 
     answer["windows"] = [
         {"start": start, "stop": stop, "epsilon": told(*worst_of(BitMap(range(start, stop))))}
-        for start, stop in pairwise(edges)
+        for start, stop in pairwise(starts)
         if start < stop
     ]
+    edges = [float(place * Fraction(str(budget.epsilon)) / BINS) for place in range(BINS + 1)]  # of few digits, as ε is
     counts = [0] * BINS
     for each in behind.values():
-        used = each.meter
-        counts[min(BINS - 1, int(BINS * used / budget.epsilon)) if math.isfinite(used) else BINS - 1] += each.datapoints
-    width = budget.epsilon / BINS
+        counts[min(BINS, bisect_right(edges, each.meter)) - 1] += each.datapoints
     answer["histogram"] = _joined(
-        [{"from": place * width, "to": (place + 1) * width, "datapoints": count} for place, count in enumerate(counts)],
+        [
+            {"from": lower, "to": upper, "datapoints": count}
+            for (lower, upper), count in zip(pairwise(edges), counts, strict=True)
+        ],
         least,
     )
-    listed = [(task, *worst_of(task.members)) for task in list(book.tasks.values())[: 1000 if tasks is None else None]]
+    listed = [
+        (task, _Worst(budget=budget, ledger=LIFELONG, history=history, sharing=sharing), own)
+        for task in list(book.tasks.values())[: 1000 if tasks is None else None]
+        for history, sharing in [worst_of(task.members)]
+        for own in [None if task.budget is None else _worst(book, task.members, task.budget, task.name)]
+    ]
     if tasks is not None:
-        listed = [each for each in listed if each[2] >= least]
-        listed = sorted(listed, key=lambda each: behind[each[1]].meter, reverse=True)[:tasks]
+        listed = _least_left(listed, most=tasks, least=least)
     answer["tasks"] = [
         {
             "name": task.name,
             "members": len(task.members),
-            "epsilon": told(history, sharing),
-            "task_epsilon": worst_off(book, task.members, ledger=task.name, least=least) if task.budget else None,
+            "epsilon": life.told(least),
+            "budget": None if task.budget is None else {"epsilon": task.budget.epsilon, "delta": task.budget.delta},
+            "task_epsilon": None if own is None else own.told(least),
         }
-        for task, history, sharing in listed
+        for task, life, own in listed
     ]
     return answer
+
+
+def _least_left(
+    tasks: Sequence[tuple[Task, _Worst, _Worst | None]], *, most: int, least: int
+) -> list[tuple[Task, _Worst, _Worst | None]]:
+    """So many of those that are told, smallest share available in one of their budgets first.
+
+    What is available takes a search, but not whether it is less than that of others: the fullest are looked at first.
+    """
+    standings = [[each for each in (life, own) if each is not None] for _, life, own in tasks]
+    told = [place for place, both in enumerate(standings) if all(each.sharing >= least for each in both)]
+    kept: list[tuple[float, int]] = []
+    for place in sorted(told, key=lambda place: -max(each.used() for each in standings[place])):
+        both = standings[place]
+        if len(kept) < most or not all(each.has(kept[-1][0]) for each in both):
+            shares = [share_available(read) for each in both if (read := each.told(least)) is not None]
+            insort(kept, (min(shares), place))
+            del kept[most:]
+    return [tasks[place] for _, place in kept]
 
 
 def _joined(bins: Sequence[dict[str, Any]], least: int) -> list[dict[str, Any]]:

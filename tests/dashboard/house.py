@@ -38,6 +38,7 @@ WEEKLY = "weekly"
 #: Populations that somebody should look at: who is in doubt first, then who has least left.
 FROZEN, SPENT, LOW = "frozen-lab", "spent-lab", "low-lab"
 HOSTILE = "<script>alert('task')</script> & \"quotes\""
+LONG, LONG_TASK, TINY = "p" * 100, "t" * 198, "tiny"
 PATIENT = "patient-0017"
 PATIENTS = 200
 
@@ -115,6 +116,36 @@ def trouble() -> Iterator[Trouble]:
             )
             conclude(parts, planned, shift=12.0)
             yield Trouble(url=url, key=key, audit=planned["id"], held=made["id"], keys=secrets)
+
+
+@contextmanager
+def long_names() -> Iterator[tuple[str, str]]:
+    """A service, and a key to it, in which everything has as long a name as it may have, without a place to break it.
+
+    One task has used up its own budget, one was refused for it, and a budget is so small that its numbers are long.
+    """
+    with scratch() as folder, running(Settings(data=folder), sweeps=False) as parts:
+        key = keys.ensure_first(parts.database)
+        assert key is not None
+        with _serving(parts) as url, Stint(url, key) as stint:
+            stint.create_key("k" * 198, roles=["auditor"], reason="r" * 198)
+            for population, epsilon in ((LONG, 3.0), (TINY, 1e-4)):
+                stint.create_population(population, unit="user", epsilon=epsilon, delta=1e-6)
+                stint.register_count(population, 60)
+                for place, task in enumerate((LONG_TASK, "W" * 198, "fresh")):
+                    own = {"epsilon": epsilon / 10, "delta": 1e-7} if place == 0 else None
+                    members = {"ranges": [[20 * place, 20 * place + 20]]}
+                    stint.create_task(population, task, members=members, budget=own)
+                    for share in (0.1, 0.05):
+                        event = {"kind": "pure_dp", "epsilon": share * epsilon}
+                        charges = [{"scope": {"task": task}, "event": event}]
+                        made = stint.propose(population=population, charges=charges)
+                        if made["status"] == "held":
+                            stint.commit(made["id"])
+            stint.start_audit(LONG, mechanism="dp-sgd", audit="weights after one step", samples=500)
+            rows = data(parts)
+            stint.submit(**{**job(LONG, rows), "scope": {"task": "fresh"}})
+            yield url, key
 
 
 def _charged(stint: Stint, name: str, event: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -513,6 +514,54 @@ def test_a_histogram_tells_those_over_the_budget_and_the_real_maximum() -> None:
     )
 
 
+@pytest.mark.parametrize("most", [250.0, math.inf])
+def test_those_over_the_budget_stand_beside_the_scale_and_are_no_spread(most: float) -> None:
+    found = [Bin(lower=5.0 * place, upper=5.0 * place + 5, count=10) for place in range(20)]
+    found.append(Bin(lower=100.0, upper=most, count=50))
+    made = charts.histogram(name="c", title="t", terms=TERMS, bins=found, budget=100.0, most=most)
+    *within, over = svg(made).iter("rect")
+    assert over.attrib["class"] == "chart-over"
+    assert float(over.attrib["width"]) == pytest.approx(float(within[-1].attrib["width"]), abs=0.02)
+    assert float(over.attrib["x"]) > float(within[-1].attrib["x"]) + float(within[-1].attrib["width"]) + 4
+    assert "over" in {each.text for each in svg(made).iter("text")}
+    assert rows(made)[-2:] == [["95 to 100", "10"], [f"100 to {'250' if most == 250 else '∞'}", "50"]]
+    # Whoever is not told how many they are sees one bar on both sides of the budget.
+    both = [*found[:19], Bin(lower=95.0, upper=most, count=60)]
+    *_, last = svg(charts.histogram(name="c", title="t", terms=TERMS, bins=both, budget=100.0)).iter("rect")
+    assert last.attrib["class"] == "chart-spent"
+    assert float(last.attrib["width"]) > float(over.attrib["width"])
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 0.1, 1.81, 1e-4, 1 / 3, 0.123456])
+def test_bins_are_written_with_the_edges_that_they_share(epsilon: float) -> None:
+    edges = [float(place * Fraction(str(epsilon)) / 20) for place in range(21)]
+    found = [Bin(lower=lower, upper=upper, count=1) for lower, upper in itertools.pairwise(edges)]
+    made = charts.histogram(name="c", title="t", terms=TERMS, bins=found, budget=epsilon)
+    written = [row[0].split(" to ") for row in rows(made)]
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(written))
+    assert all(float(lower) < float(upper) for lower, upper in written)
+    assert float(written[-1][1]) == pytest.approx(epsilon, rel=1e-5)
+
+
+@pytest.mark.parametrize("budget", [1e-4, 2.5e-5, 3.0, 1000.0])
+def test_no_number_beside_a_scale_leaves_the_chart(budget: float) -> None:
+    read = [Reading(at=START, spent=budget / 2, held=0.0, budget=budget)]
+    for made in (
+        charts.step_chart(name="c", title="t", terms=TERMS, readings=read, until=START),
+        charts.forecast_chart(
+            name="c", title="t", terms=TERMS, readings=read, now=START, ahead=[], what="x",
+            refused=Foreseen(at=START + timedelta(days=1), standing=2 * budget),
+        ),
+        charts.histogram(
+            name="c", title="t", terms=TERMS, bins=[Bin(lower=0, upper=budget, count=9_999)], budget=budget
+        ),
+    ):  # fmt: skip
+        for each in svg(made).iter("text"):
+            if each.get("text-anchor") == "end" and float(each.attrib["x"]) < 100:
+                widths = {".": 4.0, "-": 4.5}  # in DejaVu Sans of 12.5, where a digit takes 8
+                assert float(each.attrib["x"]) >= sum(widths.get(sign, 8.0) for sign in each.text or ""), each.text
+
+
 def test_those_with_least_available_come_first_and_the_rest_is_in_the_table() -> None:
     found = [
         Meter(label=f"t{place}", spent=0.0, held=0.0, available=(place * 7 % 40) / 40, budget=1.0)
@@ -573,7 +622,7 @@ def test_labels_keep_apart_and_in_order(found: list[float]) -> None:
 
 @given(words=st.text(max_size=100), width=st.floats(1, 400))
 def test_what_does_not_fit_is_cut(words: str, width: float) -> None:
-    assert len(fitting(words, width=width)) <= max(1, width / 7)
+    assert len(fitting(words, width=width)) <= max(1, width / 6)
 
 
 def test_elements_escape_attributes_and_words() -> None:

@@ -61,7 +61,7 @@ def test_a_page_can_be_printed_and_filed(name: str, sight: Sight, house: House, 
             "all => all.filter(each => [...each.children].slice(1).some(inside => !inside.checkVisibility()"
             " || inside.getBoundingClientRect().height === 0)).length"
         ) == 0  # fmt: skip
-        assert page.evaluate(_CUT_OFF) == []
+        assert page.evaluate(CUT_OFF) == []
         printed = tmp_path / "page.pdf"
         page.pdf(path=printed, format="A4")
         sheets = len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes()))
@@ -71,7 +71,7 @@ def test_a_page_can_be_printed_and_filed(name: str, sight: Sight, house: House, 
 
 
 #: What lies beyond an edge of the paper, drawings before a line of the timeline included.
-_CUT_OFF = """() => {
+CUT_OFF = """() => {
   const cut = [], width = document.documentElement.clientWidth;
   for (const each of document.querySelectorAll("main *:not(svg *), footer *")) {
     const box = each.getBoundingClientRect();

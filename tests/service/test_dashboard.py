@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -222,6 +223,21 @@ def test_a_hold_is_settled_once_for_a_reason_that_the_ledger_keeps(
         ("release.voided", "the run crashed"),
     ]
     call.verify(population)
+
+
+def test_a_form_that_is_sent_again_with_other_words_is_refused_in_words_of_forms(
+    service: Local, call: Caller, visitor: Visitor, population: str
+) -> None:
+    visitor.sign_in(key_of(service, "officer")["secret"])
+    path = f"/populations/{population}/status?to=frozen"
+    fields = {**visitor.form(path), "reason": "a question", "sure": "yes"}
+    assert visitor.post(path, fields).status_code == 303
+    again = visitor.post(path, {**fields, "reason": "another"})
+    assert again.status_code == 422
+    assert "This form was sent already, with other words." in again.text
+    assert "Look at what was done, then open the form again if more is to be done." in again.text
+    assert "idempotency" not in again.text.lower()
+    assert call.entries(population)[-1]["body"]["reason"] == "a question"
 
 
 def test_a_forged_form_changes_nothing(service: Local, call: Caller, visitor: Visitor, population: str) -> None:
@@ -458,6 +474,37 @@ def test_an_address_that_cannot_be_read_is_refused_in_words(call: Caller) -> Non
     assert "“How often” has to be at least 1." in page.text
     page = call("GET", f"/populations/{name}/datapoint?ordinal=x", headers={"Accept": "text/html"})
     assert "“Ordinal” has to be a whole number." in page.text
+
+
+FILTERS = {
+    "/jobs?population=%3Cx%3E": "“Population” has signs that it cannot have.",
+    "/audits?population=%3Cx%3E": "“Population” has signs that it cannot have.",
+    "/audits/new?population=%3Cx%3E": "“Population” has signs that it cannot have.",
+    "/jobs?population=" + 101 * "a": "“Population” has more than 100 characters.",
+    "/jobs?status=x": "“Status” is none of queued, running, committed, failed or cancelled.",
+    "/audits?status=x": "“Status” is none of consistent, violation, inconclusive, queued, running, concluded or fail",
+    "{population}/releases?status=x": "“Status” is none of held, denied, committed, expired or voided.",
+    "{population}/releases?kind=x": "“Kind” is none of weights, labels, prototypes, window_model or other.",
+    "{population}/ledger?kind=x": "“Kind” is none of population.created, population.frozen, ",
+    "{population}/ledger?release=x": "“Release” has to be the id of a release, rel_ and 26 digits and capital letters.",
+    "{population}/budget?like=x": "“Releases like this one” has to be the id of a release, rel_ and 26 ",
+    "{population}/entry?number=x": "“Number” has to be a whole number.",
+    "{population}/entry?number=0": "“Number” has to be at least 1.",
+    "{population}/task": "“Name” is needed.",
+    "{population}/status?to=x": "“To” is none of frozen, open or closed.",
+    "{population}/policy/change?on_exhausted=x": "“On exhausted” is none of deny or trim.",
+    "/populations/%3Cx%3E/budget": "“Population” has signs that it cannot have.",
+}
+
+
+@pytest.mark.parametrize("path", FILTERS)
+def test_no_filter_is_refused_in_words_of_a_library(path: str, call: Caller, population: str) -> None:
+    answer = call("GET", path.format(population=f"/populations/{population}"), headers={"Accept": "text/html"})
+    assert answer.status_code == 422
+    assert FILTERS[path] in html.unescape(answer.text)
+    assert not re.search("constrained|literal|pydantic|msg", answer.text)
+    told = call("GET", re.sub(r"(\?|$)", r".json\1", path, count=1).format(population=f"/populations/{population}"))
+    assert "." not in told.json()["field"]
 
 
 def test_what_was_typed_stays_in_its_form_when_it_is_refused(

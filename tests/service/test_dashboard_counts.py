@@ -30,7 +30,7 @@ def test_violations_are_counted_on_whatever_page_they_are(
     assert "audit 1 of its population" in found
     assert call.ok("GET", f"/v1/audits?population={name}&status=inconclusive")["items"] == []
     assert "This filter shows no audit." in call("GET", f"/audits?population={name}&status=consistent").text
-    assert "δ = 1e-05, per user" in page  # beside what was promised
+    assert '<span class="joined">δ = 1e-05</span>, per user' in page  # beside what was promised
     assert "No audit here disproves its promise" in call("GET", f"/audits?population={name}&status=queued").text
     monkeypatch.setattr(audit_pages, "_PAGE", 50)
     assert "Both at δ = 1e-05, per user." in call("GET", f"/audits?population={name}").text
