@@ -541,7 +541,6 @@ def detail(
         **decision,
         "epsilon": {**decision["epsilon"], "bound": bound(book)},  # of now: what was proved then may be refuted
         "reasons": [with_delta(book, each, decision) for each in decision["reasons"]],
-        "quotes": [{**quote, "charged": charged} for quote, charged in zip(decision["quotes"], to.quotes, strict=True)],
     }
     charges = []
     for charge, charged in zip(body["charges"], to.charges, strict=True):
@@ -562,6 +561,7 @@ def detail(
         "decision": shown
         if may_read(by, datapoints=read_of(decision), proposer=body["actor"])
         else without_readings(shown),
+        "quotes_charged": list(to.quotes),  # beside the decision, which is read again as it was told
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
         "audit": _looked(entries),
         "policy": body["policy"],
