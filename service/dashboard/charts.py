@@ -193,9 +193,15 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
             [(across(_seconds(each.at)), upward(each.standing)) for each in drawn], across(_seconds(until))
         )
         budget = _stairs([(across(_seconds(each.at)), upward(each.budget)) for each in drawn], across(_seconds(until)))
+        is_over = any(at_most(each.spent) > each.budget for each in drawn)
+        over = _stairs(
+            [(across(_seconds(each.at)), upward(max(at_most(each.spent), each.budget))) for each in drawn],
+            across(_seconds(until)),
+        )
         marks += [
             path([*spent, *reversed(standing)], class_="chart-held", closed=True, fill=f"url(#{name}-held)"),
             path([*spent, *floor], class_="chart-spent", closed=True),
+            *([path([*over, *reversed(budget)], class_="chart-over", closed=True)] if is_over else []),
             *_outlines(drawn, across, upward, until),
             path(budget, class_="chart-halo"),
             path(budget, class_="chart-budget", stroke_dasharray="5 3"),
@@ -204,7 +210,12 @@ def step_chart(*, name: str, title: str, terms: Terms, readings: Sequence[Readin
         ends = [
             (upward(last.budget), "budget", raised(last.budget), "chart-budget-label"),
             *([(upward(last.standing), "held", raised(held), "chart-held-label")] if held else []),
-            (upward(at_most(last.spent)), "spent", raised(at_most(last.spent)), "chart-spent-label"),
+            (
+                upward(at_most(last.spent)),
+                "spent",
+                raised(at_most(last.spent)),
+                "chart-bad" if at_most(last.spent) > last.budget else "chart-spent-label",
+            ),
         ]
         marks += _end_labels(ends, x=right + 4, width=WIDTH - right - 4)
     kept = thinned(readings)
@@ -478,9 +489,12 @@ def histogram(
             if math.isfinite(furthest)
             else "in the last bar are some for whom no finite ε holds"
         )
+        between = f"between ε = {position(fullest.lower)} and {_end(fullest, budget)}"
+        if raised(max(furthest, 0.0)) == position(fullest.lower):  # as far as its lower edge, and no further
+            between = f"ε = {position(fullest.lower)}"
         said = (
-            f"{fullest.count:,} of {total:,} have between ε = {position(fullest.lower)} and {_end(fullest, budget)} "
-            f"behind them, spent and held together; {most_of_all} ({terms})."
+            f"{fullest.count:,} of {total:,} have {between} behind them, spent and held together; {most_of_all} "
+            f"({terms})."
         )
         if over := sum(each.count for each in bins if each.lower >= budget):
             said += f" {over:,} {'is' if over == 1 else 'are'} over the budget."
@@ -656,10 +670,12 @@ def interval_chart(*, name: str, title: str, intervals: Sequence[Interval]) -> M
     said = (
         "No audit has been concluded."
         if not intervals
+        else "It does not disprove its promise."
+        if not broken and len(intervals) == 1
         else f"None of {len(intervals):,} disproves its promise."
         if not broken
-        else f"{broken:,} of {len(intervals):,} {'disproves its promise' if broken == 1 else 'disprove their promises'}"
-        ": more leaked than was promised."
+        else f"{f'{broken:,} of {len(intervals):,}' if len(intervals) > 1 else 'It'} "
+        f"{'disproves its promise' if broken == 1 else 'disprove their promises'}: more leaked than was promised."
     )
     if terms := {each.terms.at for each in intervals}:
         said += f" Both at {min(terms)}." if len(terms) == 1 else " Each at its own δ and per its own unit."
@@ -778,7 +794,8 @@ def curve(
         if not ordered
         else "Every measured point lies within what the promise allows."
         if not outside
-        else f"{outside:,} of {len(ordered):,} measured points lie beyond what the promise allows{chance}."
+        else f"{outside:,} of {len(ordered):,} measured points {'lies' if outside == 1 else 'lie'} beyond what the "
+        f"promise allows{chance}."
     )
     rows = [[f"{each.false_positive:.4g}", f"{each.true_positive:.4g}"] for each in ordered]
     return figure(

@@ -230,6 +230,8 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
         reasons.append(f"an audit disproved {_names(mechanisms)}, by which {what} admitted")
     hollow = [each["name"] for each in seen if each["hollow"]]
     people = sum(each["datapoints"] for each in seen)
+    invented = sum(each["datapoints"] for each in seen if each["is_made_up"])
+    made_up = f", {invented:,} of which are made up," if invented else ""
     where = f"the population {seen[0]['name']}" if len(seen) == 1 else f"all {len(seen):,} populations"
     if reasons:
         answer, sentence = "no", f"Not for certain: {'; '.join(reasons)}."
@@ -241,7 +243,8 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
         answer = "yes"
         none = f", but that of {_names(hollow)} is practically none" if hollow else ""
         sentence = (
-            f"Yes. In {where}, everything released about each of {people:,} datapoints is within its promise{none}."
+            f"Yes. In {where}, everything released about each of {people:,} datapoints{made_up} is within its "
+            f"promise{none}."
         )
     sentence = f"{sentence} {_how_sure(seen, verified, now)}"
     beside = []

@@ -198,7 +198,8 @@ def budget(
         worst = readings.worst_of_all(book).history if book.size else None
         period = outlooks.lately(book, at=at, least=least)
         admitted = _repeatable(parts, book, actor, like, least=named)
-        asked = like or (admitted[0].id if admitted else None)
+        forecast = _forecast(parts, book, actor, period, at)
+        asked = like or _likely(admitted, forecast)
         data = {
             "population": population,
             "at": stamp(at),
@@ -231,7 +232,7 @@ def budget(
             "open_holds": sum(release.status == "held" for release in book.releases.values()),
             "history": [] if worst is None else _history(parts, book, actor, worst),
             "worst_ordinal": _member(book, worst) if worst is not None and actor.sees_individuals else None,
-            "forecast": _forecast(parts, book, actor, period, at),
+            "forecast": forecast,
             "query": {"like": asked, "times": times},
             "plan": None
             if asked is None or problem is not None
@@ -266,6 +267,13 @@ def _repeatable(parts: Parts, book: Book, actor: Actor, like: str | None, *, lea
     return [release for release in found if release.id not in naming]
 
 
+def _likely(admitted: Sequence[Release], forecast: Mapping[str, Any] | None) -> str | None:
+    """What a what-if is about unless somebody says: the release whose like is refused first, else the newest."""
+    first = forecast["first"] if forecast is not None else None
+    refused = next((release.id for release in admitted if first is not None and release.id == first["like"]), None)
+    return refused or (admitted[0].id if admitted else None)
+
+
 def _member(book: Book, history: History) -> int:
     return int(book.ledger.cohorts.members(BitMap(range(book.size)), [history]).min())
 
@@ -291,7 +299,7 @@ def _forecast(
     if said is not None and refusal is not None:
         first = said["first"]
         series = outlooks.in_words(kind=first["kind"], mechanism=first["mechanism"], tasks=first["tasks"])
-        first["text"] = f"the {nth(first['number'])} further {series}"
+        first["text"] = f"the {nth(first['number'])} further release of {series}"
         first["history"] = _history(parts, book, actor, refusal.history, ledger=refusal.ledger)
     return said
 

@@ -234,6 +234,15 @@ def unbroken(text: str) -> Markup:
 _WHOLE: Final = re.compile(r"[εδ] (?:[≤≥=] )?[\d∞][^\s,;)]*|\d[\d.,]* %|\b\d[\d.]*e-\d+|\b\d{4}-\d\d-\d\d\b")
 
 
+def begun(sentence: str) -> str:
+    """A sentence after words that begin it.
+
+    >>> begun("An attacker can tell."), begun("ε is 1.")
+    ('an attacker can tell.', 'ε is 1.')
+    """
+    return sentence[:1].lower() + sentence[1:]
+
+
 def titled(finding: str) -> str:
     """What a finding is called; one that this version does not know is its code."""
     rule = RULES.get(finding)
@@ -309,5 +318,6 @@ FILTERS: Final[dict[str, Any]] = {
     "up": up, "down": down, "moment": moment, "when": when, "since": since, "count": count, "plural": plural,
     "state": state, "icon": icon, "short": short, "code": code, "told": told,
     "who": who, "expiring": expiring, "duration": duration, "bound": bound, "sign": sign,
-    "unbroken": unbroken, "used_up": used_up, "titled": titled, "adjacent": adjacent, "weakened": weakened,
+    "unbroken": unbroken, "begun": begun, "used_up": used_up, "titled": titled, "adjacent": adjacent,
+    "weakened": weakened,
 }  # fmt: skip

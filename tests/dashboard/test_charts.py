@@ -453,7 +453,7 @@ def test_a_violation_is_said_in_words() -> None:
     audit = Interval(label="a", lower=3.0, promise=1.0, terms=TERMS, confidence=0.97, verdict="violation")
     made = charts.interval_chart(name="c", title="t", intervals=[audit])
     assert "✗ violation" in made
-    assert "1 of 1 disproves its promise: more leaked than was promised." in made
+    assert "It disproves its promise: more leaked than was promised." in made
     assert "Both at δ = 1e-06, per user." in made
 
 

@@ -30,14 +30,14 @@ def test_the_forecast_of_the_ward_is_what_was_computed_by_hand(sights: dict[str,
     first = data(house, WEEKLY)["forecast"]["first"]
     due = datetime.fromisoformat(first["at"])
     assert abs(due - datetime.now(UTC) - timedelta(days=28 + 7, hours=1)) < timedelta(minutes=10)
-    assert (first["datapoints"], first["text"]) == (20, "the 6th further label-release on everybody")
+    assert (first["datapoints"], first["text"]) == (20, "the 6th further release of label-release on everybody")
     for sight in sights.values():
         page = sight.open(f"/populations/{WEEKLY}/budget")
         section = page.locator("section[aria-labelledby=ahead]")
         said = section.locator("p.lead").inner_text()
         assert (
-            f"the 6th further label-release on everybody is the first to be refused: about {due:%Y-%m-%d}, in 35 days"
-            in said
+            "the 6th further release of label-release on everybody is the first to be refused: about "
+            f"{due:%Y-%m-%d}, in 35 days" in said
         )
         assert "20 users" in section.inner_text()
         chart = page.locator("figure#forecast")

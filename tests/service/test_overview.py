@@ -210,7 +210,7 @@ def test_holds_that_are_not_listed_are_counted() -> None:
         assert (len(said["holds"]), said["holds_in_all"], said["held_by_jobs"]) == (overview.HOLDS_SHOWN, 9, 0)
         page = call("GET", "/overview").text
         assert "And 1 more.</p>" in page
-        assert '<span class="screen-only">; open its badge to do it again</span>' in page
+        assert '<span class="screen-only">; open what stands there to do it</span>' in page
 
 
 def test_an_epsilon_that_promises_practically_nothing_is_told_so_in_words() -> None:

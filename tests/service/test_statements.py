@@ -15,6 +15,7 @@ import pytest
 from accountant.guarantees import Guarantee
 from service import cli, printed
 from service.client import Stint, dp_sgd
+from service.dashboard.words import begun
 from service.sweeper import sweep
 from tests.service.fixtures_behaviour import House, pure, until
 
@@ -236,8 +237,14 @@ def test_odds_so_far_count_what_is_held(house: House) -> None:
             "what has been spent means",
             "what has been spent and what may still leave, taken together, mean",
         ),
-        "datapoint": ("What was released so far means", "What was released so far, holds included, means"),
-        "population": ("For them so far:", "For them so far, holds included:"),
+        "datapoint": (
+            "By what was released so far, an attacker",
+            "By what was released so far, holds included, an attacker",
+        ),
+        "population": (
+            "For them, by what was released so far, an attacker",
+            "For them, by what was released so far, holds included, an attacker",
+        ),
         "report": ("For whoever has spent most, that", "For whoever has most behind them, holds included, that"),
     }
     for held, epsilon in ((False, 0.5), (True, 1.25)):
@@ -246,7 +253,7 @@ def test_odds_so_far_count_what_is_held(house: House) -> None:
         promise = Guarantee(epsilon=epsilon, delta=0.0, unit="user", adjacency="add_remove", proof_status="proved")
         for place, text in told().items():
             sentence = promise.meaning() if place == "statement" else promise.odds()
-            assert sentence in text, place
+            assert (begun(sentence) if place in {"datapoint", "population"} else sentence) in text, place
             assert place not in leads or leads[place][held] in text, place
 
 
