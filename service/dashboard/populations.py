@@ -34,7 +34,7 @@ from service.operations.keys import Actor
 from service.store.writer import stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from markupsafe import Markup
 
