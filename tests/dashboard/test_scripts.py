@@ -67,7 +67,7 @@ def test_a_filter_of_audits_swaps_what_they_say_and_whose_is_scheduled(sight: Si
     assert "disprove" in page.locator("p.lead").inner_text()
     page.get_by_label("Population").select_option("demo")
     page.wait_for_url("**/audits?population=demo**")
-    page.locator("p.lead").get_by_text("This filter shows no audit").wait_for()
+    page.locator("p.lead").get_by_text("No audit of demo has been planned").wait_for()
     assert page.get_by_role("link", name="Schedule an audit…").get_attribute("href") == "/audits/new?population=demo"
     assert was_swapped(sight)
     sight.is_content()
