@@ -334,13 +334,17 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], audited: Audite
     return decide
 
 
-def fail(*, job: str, token: int, error: str) -> Decide:
-    """The current attempt made nothing: the job waits for the next one, or is given up and its release voided."""
+def fail(*, job: str, token: int, error: str, delay_seconds: float = 0.0) -> Decide:
+    """The current attempt made nothing: the job is given up and its release voided, or it waits for the next attempt.
+
+    That begins after a delay, since what was missing may come back.
+    """
     assert error in ERRORS
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
-        return _retried_or_failed(book, at, connection, _current(connection, job, token), error)
+        row = _current(connection, job, token)
+        return _retried_or_failed(book, at, connection, row, error, delay_seconds=delay_seconds)
 
     return decide
 
@@ -385,10 +389,11 @@ def _retried_or_failed(
     row: Mapping[str, Any],
     error: str | None,
     *,
+    delay_seconds: float = 0.0,
     evidence: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     if row["attempt"] < row["attempts"] and error not in _FINAL:
-        return _queued_again(connection, row, error)
+        return _queued_again(connection, row, error, delay_seconds=delay_seconds)
     return _failed(book, at, connection, row, error, evidence=evidence)
 
 
@@ -407,9 +412,13 @@ def _failed(
     return Outcome(bodies=bodies, status=200, respond=lambda _: {"status": "failed"})
 
 
-def _queued_again(connection: Connection, row: Mapping[str, Any], error: str | None) -> Outcome:
+def _queued_again(
+    connection: Connection, row: Mapping[str, Any], error: str | None, *, delay_seconds: float = 0.0
+) -> Outcome:
     tickets.remove(connection, row["ticket"])
-    ticket = tickets.put(connection, job=row["id"], queue=row["queue"], device=row["device"])
+    ticket = tickets.put(
+        connection, job=row["id"], queue=row["queue"], device=row["device"], delay_seconds=delay_seconds
+    )
     connection.execute(_QUEUED, {"id": row["id"], "ticket": ticket, "error": error})
     _write_line(connection, row["id"], "queued", row["attempt"], error)
     return Outcome(bodies=[], status=200, respond=lambda _: {"status": "queued"})
