@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from service.store.database import Database
 
+_log = logging.getLogger(__name__)
 _STAGED: Final = ".staged"
 _PIECE: Final = 1 << 20
 _NAMED: Final = re.compile(r"(job_[0-9A-Z]{26})\.([0-9]{1,9})")
@@ -133,7 +135,10 @@ class Staging:
                 if row is None:
                     continue  # of another installation that shares the folder
                 if row.status == "committed" and row.attempt == token:
-                    self._make_up_for(row)
+                    try:
+                        self._make_up_for(row)
+                    except OSError:  # a folder's trouble leaves no other unpublished
+                        _log.warning("release %s is not published yet", row.release, exc_info=True)
                 elif row.attempt != token or row.status != "running":
                     self.discard(job, token)
         for path in self._logs.iterdir():

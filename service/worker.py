@@ -175,11 +175,16 @@ class Worker:
 
     def _tidy(self) -> None:
         """Make up for what was left undone, by this worker's forerunners or by others."""
-        try:
-            self._rescuer.rescue()
-            self._staging.tidy(self._parts.database)
-        except (SQLAlchemyError, psycopg.Error, Problem, TimeoutError, OSError):
-            _log.warning("tidying failed and will be repeated", exc_info=True)
+        for chore in (self._rescuer.rescue, self._clear_up):  # one's trouble does not stop the other
+            try:
+                chore()
+            except (SQLAlchemyError, psycopg.Error, Problem, TimeoutError, OSError):
+                _log.warning("tidying failed and will be repeated", exc_info=True)
+            except Exception:  # noqa: BLE001 - a worker that tidied no more would leave commits unpublished for ever
+                _log.exception("tidying failed and will be repeated")
+
+    def _clear_up(self) -> None:
+        self._staging.tidy(self._parts.database)
 
     # ------------------------------------------------------------ one job
 
