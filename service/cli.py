@@ -159,6 +159,13 @@ def _place(database: str | None, data: Path | None) -> Settings:
     return replace(settings, database_url="") if data is not None and database is None else settings
 
 
+def _must_have_a_database(settings: Settings) -> None:
+    """Whoever has nothing to do without a service makes no house of its own in a wrong folder."""
+    if not settings.database_url and not (settings.data / "postgres" / "PG_VERSION").exists():
+        message = f"{settings.data} holds no embedded PostgreSQL of Stint: name its folder (STINT_DATA), or a server (DATABASE_URL)"
+        raise CouldNot(message)
+
+
 @contextmanager
 def _offline(database: str | None, data: Path | None) -> Iterator[Database]:
     """The database itself, beside or without the service."""
@@ -166,8 +173,7 @@ def _offline(database: str | None, data: Path | None) -> Iterator[Database]:
     from service.store.database import Database  # noqa: PLC0415
 
     settings = _place(database, data)
-    if not settings.database_url and not (settings.data / "postgres" / "PG_VERSION").exists():
-        raise CouldNot(f"{settings.data} holds no embedded PostgreSQL of Stint")
+    _must_have_a_database(settings)
     with database_problems(), database_url(settings) as url:
         opened = Database(url, settings)
         try:
@@ -244,6 +250,7 @@ def worker(
     readable = settings_module.located("--data", allowed) or settings.allowed_inputs
     if (problem := lacking(device=device, backbones=settings.backbones)) is not None:
         raise CouldNot(problem)
+    _must_have_a_database(settings)
     logs.configure(settings.log_level if "STINT_LOG_LEVEL" in os.environ else "WARNING")
     options = Options(device=device, queue=queue, allowed=readable, once=once, seed=seed, leashed=leashed)
     with database_problems():

@@ -193,6 +193,15 @@ def test_what_is_not_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     complaint(capsys, "price", str(file))
 
 
+def test_a_worker_in_the_wrong_folder_makes_no_house_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for ever for jobs that nobody can submit there."""
+    monkeypatch.chdir(tmp_path)
+    assert "data holds no embedded PostgreSQL of Stint" in complaint(capsys, "worker", "--once")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_worker_that_could_run_nothing_does_not_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -216,6 +225,7 @@ def test_a_worker_starts_with_what_it_may_read_from_the_root(tmp_path: Path, mon
     started: list[Any] = []
     monkeypatch.setattr("service.worker.work", lambda _, options, **__: started.append(options))
     monkeypatch.setattr("service.logs.configure", lambda _: None)
+    monkeypatch.setenv("DATABASE_URL", "postgresql://nowhere")
     monkeypatch.chdir(tmp_path)
     assert main(["worker", "--data", "inputs", "--data", "s3://bucket/rows", "--data", "/srv"]) == 0
     monkeypatch.setenv("STINT_INPUTS", "more file:///srv")
