@@ -162,8 +162,8 @@ def _place(database: str | None, data: Path | None) -> Settings:
 def _must_have_a_database(settings: Settings) -> None:
     """Whoever has nothing to do without a service makes no house of its own in a wrong folder."""
     if not settings.database_url and not (settings.data / "postgres" / "PG_VERSION").exists():
-        message = f"{settings.data} holds no embedded PostgreSQL of Stint: name its folder (STINT_DATA), or a server (DATABASE_URL)"
-        raise CouldNot(message)
+        advice = "name its folder (STINT_DATA), or a server (DATABASE_URL)"
+        raise CouldNot(f"{settings.data} holds no embedded PostgreSQL of Stint: {advice}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from procrastinate.exceptions import ConnectorException
@@ -53,6 +53,7 @@ _WAIT_SECONDS: Final = 60
 _TIDY_SECONDS: Final = 60.0
 _TICKET_SECONDS: Final = 30.0
 _POLLING_SECONDS: Final = 5.0
+_Answer = TypeVar("_Answer")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -245,10 +246,7 @@ class Worker:
 
     async def _watched(self, begun: Begun | BegunAudit, bar: _Bar, lease: asyncio.Task[None]) -> Outcome | None:
         """How the attempt ended; None if it is not the current one any more, and nobody wants to know."""
-        attempt = await asyncio.to_thread(self._prepared, begun, bar)
-        if attempt is None:
-            return Outcome(error="input.missing")
-        running = asyncio.create_task(self._placement.run(attempt))
+        running = asyncio.create_task(self._run(begun, bar))
         ends = time.monotonic() + self._parts.settings.job_seconds
         try:
             while True:
@@ -268,6 +266,20 @@ class Worker:
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
+
+    async def _run(self, begun: Begun | BegunAudit, bar: _Bar) -> Outcome:
+        """How the attempt ended, wherever it ran."""
+        attempt = await self._answered(self._prepared, begun, bar)
+        return Outcome(error="input.missing") if attempt is None else await self._placement.run(attempt)
+
+    async def _answered(self, ask: Callable[..., _Answer], *about: Any) -> _Answer:
+        """What the database says once it says anything: it is asked until whoever watches the attempt ends this."""
+        while True:
+            try:
+                return await asyncio.to_thread(ask, *about)
+            except SQLAlchemyError:
+                _log.warning("the database does not answer an attempt, and is asked again", exc_info=True)
+            await asyncio.sleep(self._tick)
 
     def _prepared(self, begun: Begun | BegunAudit, bar: _Bar) -> Attempt | None:
         """Everything that the attempt needs to know; None if what it builds on is not to be had."""
@@ -308,7 +320,7 @@ class Worker:
         }  # fmt: skip
 
         async def ordinals_of(keys: Sequence[str]) -> list[int]:
-            return await asyncio.to_thread(self._ordinals, begun.population, keys)
+            return await self._answered(self._ordinals, begun.population, keys)
 
         return Attempt(
             document=document,

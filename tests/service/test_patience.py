@@ -6,22 +6,26 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from service import worker as worker_module
-from service.operations import jobs
+from service.api.releases import body_of
+from service.operations import datapoints, jobs
 from service.placement import Attempt, Outcome
 from service.staging import Staging
 from service.sweeper import Rescuer
 from service.worker import Options, Worker
 from tests.service.harness import Local, local
-from tests.service.work import data, job
+from tests.service.work import data, job, statuses
 from trainers.cards import MODEL
 
 
@@ -104,3 +108,57 @@ def test_a_folder_that_cannot_be_published_keeps_back_no_other(
     (_, first), (_, second) = rows
     assert f"release {first} is not published yet" in caplog.text
     assert (tmp_path / second / MODEL).read_bytes() == made
+
+
+def test_an_attempt_goes_on_when_the_database_was_away_while_it_was_prepared_or_looked_keys_up(
+    house: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is asked in vain, and it counts once."""
+    population, identity = submit(house)
+    asked = list[str]()
+
+    def away_at_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def flickering(*arguments: Any, **named: Any) -> Any:
+            asked.append(name)
+            if asked.count(name) <= 2:
+                raise OperationalError("SELECT", {}, Exception("the database is away"))
+            return function(*arguments, **named)
+
+        return flickering
+
+    monkeypatch.setattr(worker_module, "body_of", away_at_first("prepared", body_of))
+    monkeypatch.setattr(datapoints, "known", away_at_first("looked up", datapoints.known))
+
+    class Asking:
+        async def run(self, attempt: Attempt, /) -> Outcome:
+            assert await attempt.ordinals_of(["nobody"]) == [-1]
+            return Outcome(error="recipe.invalid")
+
+    worker = Worker(house.parts, Options(), Asking(), say=print)
+    worker._tick = 0.01
+    asyncio.run(worker.attempt(identity))
+    assert asked == ["prepared"] * 3 + ["looked up"] * 3
+    assert statuses(house.call, identity) == [
+        ("queued", 0, None), ("running", 1, None), ("failed", 1, "recipe.invalid"),
+    ]  # fmt: skip
+    house.call.verify(population)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_whoever_waits_for_the_database_sees_that_its_job_is_gone(
+    house: Local, monkeypatch: pytest.MonkeyPatch, *, cancelled: bool
+) -> None:
+    """It was cancelled, or it takes longer than an attempt may take."""
+    _, identity = submit(house)
+
+    def away(*_: object) -> None:
+        if cancelled:
+            house.call("POST", f"/v1/jobs/{identity}/cancel")
+        raise OperationalError("SELECT", {}, Exception("the database is away"))
+
+    monkeypatch.setattr(worker_module, "body_of", away)
+    parts = replace(house.parts, settings=replace(house.parts.settings, job_seconds=0.5, attempts=1))
+    worker = Worker(parts, Options(), Nowhere(), say=print)
+    worker._tick = 0.05
+    asyncio.run(worker.attempt(identity))
+    assert statuses(house.call, identity)[2] == (("cancelled", 1, None) if cancelled else ("queued", 1, "timeout"))
