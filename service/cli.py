@@ -236,7 +236,7 @@ def worker(
 ) -> None:
     """Run jobs. It needs the database and the secrets of the service (DATABASE_URL, STINT_DATA), and torch."""
     from service import logs  # noqa: PLC0415
-    from service.placement import lacking  # noqa: PLC0415
+    from service.placement import lacking, undriven  # noqa: PLC0415
     from service.schemas import DEVICE, QUEUE  # noqa: PLC0415
     from service.worker import Options, work  # noqa: PLC0415
 
@@ -248,7 +248,8 @@ def worker(
         raise click.UsageError(f"--queue takes a name that jobs can have: up to 24 of a-z, 0-9, _ and -, not {queue!r}")
     settings = _settings()
     readable = settings_module.located("--data", allowed) or settings.allowed_inputs
-    if (problem := lacking(device=device, backbones=settings.backbones)) is not None:
+    problem = undriven(readable) or lacking(device=device, backbones=settings.backbones)
+    if problem is not None:
         raise CouldNot(problem)
     _must_have_a_database(settings)
     logs.configure(settings.log_level if "STINT_LOG_LEVEL" in os.environ else "WARNING")

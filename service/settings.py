@@ -100,7 +100,7 @@ class Settings:
     @property
     def allowed_inputs(self) -> list[str]:
         """Below what jobs may read."""
-        return located("STINT_INPUTS", self.inputs.split()) or [str((self.data / "inputs").resolve())]
+        return located("STINT_INPUTS", self.inputs.split() or [str((self.data / "inputs").resolve())])
 
     def retry_after(self, attempt: int) -> float:
         """How many seconds a job waits once this attempt at it came to nothing; never until nobody seems to serve it.
@@ -164,12 +164,18 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def located(name: str, prefixes: Sequence[str]) -> list[str]:
-    """URI prefixes as those who compare them need them: a path of this machine begins at its root."""
-    for each in prefixes:
-        scheme, mark, rest = each.partition("://")
-        if not each or (mark and scheme.lower() in {"file", "local"} and not rest.startswith("/")):
-            raise InvalidInput(name, each, "a path, or a URI like file:///data/ or s3://bucket/data/")
-    return [each if "://" in each else str(Path(each).absolute()) for each in prefixes]
+    """URI prefixes as those who compare them need them: a path of this machine begins at its root.
+
+    With one that cannot be compared, nothing could be read below any other either.
+    """
+    from trainers.catalog.data_documents import split  # noqa: PLC0415 - a price must not wait for it
+
+    absolute = [each if "://" in each else str(Path(each).absolute()) for each in prefixes]
+    for each, prefix in zip(prefixes, absolute, strict=True):
+        if not each or split(prefix) is None:
+            expected = "a path, or a URI like file:///data/ or s3://bucket/data/, without steps up, escapes or queries"
+            raise InvalidInput(name, each, expected)
+    return absolute
 
 
 def _check_webhook(settings: Settings) -> None:

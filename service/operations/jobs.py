@@ -48,7 +48,7 @@ WORKER: Final = "worker"
 
 #: All that is ever said of why an attempt failed. A text could hold what it was computed from.
 ERRORS: Final[Mapping[str, str]] = {
-    "data.unknown": "the worker may not read data at this address, or cannot tell its format",
+    "data.unknown": "the worker may not or cannot read data at this address, or cannot tell its format",
     "data.missing": "there is no such data, or no such array or column in it",
     "data.mismatch": "the rows do not belong to the datapoints of the scope as they should",
     "data.shape": "the rows do not have the shape or type that the recipe, or a model that it asks, takes",

@@ -167,6 +167,8 @@ def test_noise_and_steps_are_calibrated(capsys: pytest.CaptureFixture[str]) -> N
         (["worker", "--queue", "default\n"], "--queue takes a name that jobs can have"),
         (["worker", "--data", ""], "--data: expected a path"),
         (["worker", "--data", "file://inputs"], "--data: expected a path"),
+        (["worker", "--data", "/srv", "--data", "s3://bucket/my%20data/"], "--data: expected a path"),
+        (["worker", "--data", "nosuch://bucket/"], "nosuch://bucket/ cannot be read"),
         (["worker", "--seed", "x"], "--seed"),
         (["worker", "default"], "unexpected extra argument"),
         (["jobs", "show"], "Missing argument 'JOB'"),
@@ -227,11 +229,11 @@ def test_a_worker_starts_with_what_it_may_read_from_the_root(tmp_path: Path, mon
     monkeypatch.setattr("service.logs.configure", lambda _: None)
     monkeypatch.setenv("DATABASE_URL", "postgresql://nowhere")
     monkeypatch.chdir(tmp_path)
-    assert main(["worker", "--data", "inputs", "--data", "s3://bucket/rows", "--data", "/srv"]) == 0
+    assert main(["worker", "--data", "inputs", "--data", "memory://bucket/rows", "--data", "/srv"]) == 0
     monkeypatch.setenv("STINT_INPUTS", "more file:///srv")
     assert main(["worker"]) == 0
     assert [each.allowed for each in started] == [
-        [f"{tmp_path}/inputs", "s3://bucket/rows", "/srv"], [f"{tmp_path}/more", "file:///srv"],
+        [f"{tmp_path}/inputs", "memory://bucket/rows", "/srv"], [f"{tmp_path}/more", "file:///srv"],
     ]  # fmt: skip
 
 

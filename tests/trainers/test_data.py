@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import subprocess
+import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Sequence
@@ -532,6 +533,14 @@ def test_remote_places() -> None:
     assert code(allowed, {"uri": f"{allowed}/b.npz"}) == "data.missing"
     for bad in ("out/a.npz", "in/../out/a.npz", "in/%2e%2e/out/a.npz", "in//a.npz", "in/./a.npz", "inner/a.npz"):
         assert code(allowed, {"uri": f"memory://bucket/{bad}"}) == "data.unknown", bad
+
+
+def test_a_place_without_a_driver_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker says so when it starts; what comes later is said of the address, and is no fault of ours."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
+    for allowed in ("s3://bucket/in", "nosuch://bucket/in"):
+        with pytest.raises(DataProblem, match=r"^data\.unknown$"):
+            open_data({"uri": f"{allowed}/a.npz", "x": "x"}, allowed=[allowed], ordinals_of=by_number, size=10)
 
 
 # Hostile files
