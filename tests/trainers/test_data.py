@@ -597,6 +597,19 @@ def test_hostile_arrays(name: str, tmp_path: Path) -> None:
     assert "STINT_TEST_PICKLED" not in seen
 
 
+@pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_archives_are_packed_as_numpy_packs_them(packing: int, tmp_path: Path) -> None:
+    """Other packings may take memory that nobody limits, and fail in ways of their own."""
+    array = io.BytesIO()
+    np.save(array, X)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", packing) as archive:
+        archive.writestr("x.npy", array.getvalue())
+    whole = (tmp_path / "x.npz").read_bytes()
+    for damaged in (whole, whole[:60] + bytes(20) + whole[80:]):
+        (tmp_path / "x.npz").write_bytes(damaged)
+        assert code(tmp_path, {"uri": "x.npz", "y": ""}) == "data.shape"
+
+
 def test_an_archive_that_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:
     """4 MB of zeros in 4 KB: only the rows that are admitted are kept, and all bytes are what was packed."""
     size = 1 << 22
