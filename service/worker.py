@@ -394,8 +394,9 @@ class Worker:
             if error is None:
                 self._say(f"{job}: given up: what it made may not leave, or its population was frozen or closed.")
             else:
-                log = self._staging.log(job, token)
-                self._say(f"{job}: attempt {token} failed: {error}. The worker's own log is {log}.")
+                log = self._staging.log(job, token)  # of a process: there may have been none
+                words = f" The worker's own log is {log}." if log.exists() else ""
+                self._say(f"{job}: attempt {token} failed: {error}.{words}")
 
     async def _stand_down(self, begun: Begun | BegunAudit) -> None:
         """Leave the job to another worker. What is staged goes only if so it is: a commit may have been durable."""

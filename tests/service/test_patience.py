@@ -110,6 +110,23 @@ def test_a_folder_that_cannot_be_published_keeps_back_no_other(
     assert (tmp_path / second / MODEL).read_bytes() == made
 
 
+@pytest.mark.parametrize("has_words", [True, False])
+def test_a_log_is_named_where_there_is_one(house: Local, *, has_words: bool) -> None:
+    _, identity = submit(house)
+    said = list[str]()
+
+    class Failing:
+        async def run(self, attempt: Attempt, /) -> Outcome:
+            if has_words:
+                attempt.log.touch()
+            return Outcome(error="recipe.invalid")
+
+    asyncio.run(Worker(house.parts, Options(), Failing(), say=said.append).attempt(identity))
+    log = house.parts.settings.artifacts_folder.resolve() / ".logs" / f"{identity}.1"
+    words = f" The worker's own log is {log}." if has_words else ""
+    assert said[-1] == f"{identity}: attempt 1 failed: recipe.invalid.{words}"
+
+
 def test_an_attempt_goes_on_when_the_database_was_away_while_it_was_prepared_or_looked_keys_up(
     house: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
