@@ -159,6 +159,13 @@ def _place(database: str | None, data: Path | None) -> Settings:
     return replace(settings, database_url="") if data is not None and database is None else settings
 
 
+def _must_have_a_database(settings: Settings) -> None:
+    """Whoever has nothing to do without a service makes no house of its own in a wrong folder."""
+    if not settings.database_url and not (settings.data / "postgres" / "PG_VERSION").exists():
+        advice = "name its folder (STINT_DATA), or a server (DATABASE_URL)"
+        raise CouldNot(f"{settings.data} holds no embedded PostgreSQL of Stint: {advice}")
+
+
 @contextmanager
 def _offline(database: str | None, data: Path | None) -> Iterator[Database]:
     """The database itself, beside or without the service."""
@@ -166,8 +173,7 @@ def _offline(database: str | None, data: Path | None) -> Iterator[Database]:
     from service.store.database import Database  # noqa: PLC0415
 
     settings = _place(database, data)
-    if not settings.database_url and not (settings.data / "postgres" / "PG_VERSION").exists():
-        raise CouldNot(f"{settings.data} holds no embedded PostgreSQL of Stint")
+    _must_have_a_database(settings)
     with database_problems(), database_url(settings) as url:
         opened = Database(url, settings)
         try:
@@ -230,7 +236,7 @@ def worker(
 ) -> None:
     """Run jobs. It needs the database and the secrets of the service (DATABASE_URL, STINT_DATA), and torch."""
     from service import logs  # noqa: PLC0415
-    from service.placement import lacking  # noqa: PLC0415
+    from service.placement import lacking, undriven  # noqa: PLC0415
     from service.schemas import DEVICE, QUEUE  # noqa: PLC0415
     from service.worker import Options, work  # noqa: PLC0415
 
@@ -242,8 +248,10 @@ def worker(
         raise click.UsageError(f"--queue takes a name that jobs can have: up to 24 of a-z, 0-9, _ and -, not {queue!r}")
     settings = _settings()
     readable = settings_module.located("--data", allowed) or settings.allowed_inputs
-    if (problem := lacking(device=device, backbones=settings.backbones)) is not None:
+    problem = undriven(readable) or lacking(device=device, backbones=settings.backbones)
+    if problem is not None:
         raise CouldNot(problem)
+    _must_have_a_database(settings)
     logs.configure(settings.log_level if "STINT_LOG_LEVEL" in os.environ else "WARNING")
     options = Options(device=device, queue=queue, allowed=readable, once=once, seed=seed, leashed=leashed)
     with database_problems():

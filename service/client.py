@@ -19,7 +19,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -409,8 +409,13 @@ class Stint:
                 if digest.hexdigest() != sha256:
                     raise Spoiled(release, expected=str(sha256), got=digest.hexdigest())
                 part.replace(target)
+            except OSError as problem:
+                if str(problem.filename) == str(part):  # of which the caller knows nothing
+                    problem.filename = str(target)
+                raise
             finally:
-                part.unlink(missing_ok=True)
+                with suppress(OSError):
+                    part.unlink()
         return {"release": release, "file": str(target), "sha256": digest.hexdigest(), "bytes": size}
 
     def card(self, release: str) -> Document:

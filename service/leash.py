@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -52,6 +53,7 @@ class Leash:
             with self._lock:
                 if self._stopping.is_set():
                     return
+                started = time.monotonic()
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "service", "worker", "--leashed"],
                     env=self._environment,
@@ -62,6 +64,8 @@ class Leash:
                 code = process.wait()
             if self._stopping.is_set():
                 return
+            if time.monotonic() - started > _LONGEST_WAIT:  # what ended it is not what ended those before
+                wait = _FIRST_WAIT
             click.echo(f"stint: the worker ended with code {code}; another follows in {wait:g} s.", err=True)
             self._stopping.wait(wait)
             wait = min(2 * wait, _LONGEST_WAIT)

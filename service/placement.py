@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from service.operations.jobs import ERRORS
+from trainers.catalog.data_documents import LOCAL, split
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 300  # to import torch and backbones, also from a slow disk
@@ -190,6 +191,21 @@ class _Nursery:
                 pass_fds=(theirs.fileno(),), start_new_session=True, env=_environment(),
             )  # fmt: skip
         return cls(process, ours)
+
+
+def undriven(prefixes: Sequence[str]) -> str | None:
+    """Below which URI prefix attempts could read nothing on this machine, in one line; None if there is none such."""
+    schemes = {found[0]: prefix for prefix in prefixes if (found := split(prefix)) is not None}
+    for scheme, prefix in schemes.items():
+        if scheme in LOCAL:
+            continue
+        import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - most have no remote data
+
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except (ImportError, ValueError) as problem:  # no driver is installed, or nobody knows one
+            return f"{prefix} cannot be read on this machine: {problem}"
+    return None
 
 
 def lacking(*, device: str, backbones: str) -> str | None:

@@ -72,6 +72,11 @@ class Settings:
         "STINT_WAIT_SECONDS", 604_800.0, "how long a job may wait for a worker before its release is voided"
     )
     attempts: int = _setting("STINT_ATTEMPTS", 3, "how often a job is tried before its release is voided")
+    retry_seconds: float = _setting(
+        "STINT_RETRY_SECONDS",
+        10.0,
+        "how long a job waits before its second attempt; before each one after that twice as long, up to 5 minutes",
+    )
     job_seconds: float = _setting("STINT_JOB_SECONDS", 86_400.0, "the longest that one attempt at a job may take")
     webhook_url: str = _setting(
         "STINT_WEBHOOK_URL",
@@ -95,7 +100,16 @@ class Settings:
     @property
     def allowed_inputs(self) -> list[str]:
         """Below what jobs may read."""
-        return located("STINT_INPUTS", self.inputs.split()) or [str((self.data / "inputs").resolve())]
+        return located("STINT_INPUTS", self.inputs.split() or [str((self.data / "inputs").resolve())])
+
+    def retry_after(self, attempt: int) -> float:
+        """How many seconds a job waits once this attempt at it came to nothing; never until nobody seems to serve it.
+
+        >>> [Settings(retry_seconds=10.0).retry_after(attempt) for attempt in (1, 2, 3, 1000)]
+        [10.0, 20.0, 40.0, 300]
+        """
+        doublings = min(attempt - 1, 10)
+        return min(self.retry_seconds * 2.0**doublings, MOST["retry_seconds"], self.wait_seconds / 2)
 
 
 MAX_HOLD_SECONDS: Final = 31_536_000  # a year, whoever asks for it: a setting or a proposal
@@ -106,14 +120,14 @@ LEAST: Final[Mapping[str, float]] = {
     "port": 0, "connections": 1 + CONNECTIONS_BESIDE_WRITERS, "writers": 1, "batch": 1, "queue": 1, "requests": 1,
     "body_bytes": 1024, "upload_bytes": 1024, "hold_seconds": 1, "sweep_seconds": 0.01, "checkpoint_seconds": 1,
     "statement_seconds": 0.1, "pause_seconds": 1, "lease_seconds": 0.5, "wait_seconds": 1, "attempts": 1,
-    "job_seconds": 1, "require_data_rules": 0,
+    "retry_seconds": 0, "job_seconds": 1, "require_data_rules": 0,
 }  # fmt: skip
 #: Beyond these a value is a slip, or something fails later and far away: a date, a port, PostgreSQL's own limits.
 MOST: Final[Mapping[str, float]] = {
     "port": 65_535, "connections": 1000, "writers": 256, "batch": 10_000, "queue": 1_000_000, "requests": 100_000,
     "body_bytes": 2**30, "upload_bytes": 2**40, "hold_seconds": MAX_HOLD_SECONDS, "sweep_seconds": 3600,
     "checkpoint_seconds": 31_536_000, "statement_seconds": 86_400, "pause_seconds": 86_400, "lease_seconds": 86_400,
-    "wait_seconds": 31_536_000, "attempts": 100, "job_seconds": 31_536_000,
+    "wait_seconds": 31_536_000, "attempts": 100, "retry_seconds": 300, "job_seconds": 31_536_000,
     "require_data_rules": 1,
 }  # fmt: skip
 WEBHOOK_PREFIX: Final = "whsec_"
@@ -150,12 +164,18 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def located(name: str, prefixes: Sequence[str]) -> list[str]:
-    """URI prefixes as those who compare them need them: a path of this machine begins at its root."""
-    for each in prefixes:
-        scheme, mark, rest = each.partition("://")
-        if not each or (mark and scheme.lower() in {"file", "local"} and not rest.startswith("/")):
-            raise InvalidInput(name, each, "a path, or a URI like file:///data/ or s3://bucket/data/")
-    return [each if "://" in each else str(Path(each).absolute()) for each in prefixes]
+    """URI prefixes as those who compare them need them: a path of this machine begins at its root.
+
+    With one that cannot be compared, nothing could be read below any other either.
+    """
+    from trainers.catalog.data_documents import split  # noqa: PLC0415 - a price must not wait for it
+
+    absolute = [each if "://" in each else str(Path(each).absolute()) for each in prefixes]
+    for each, prefix in zip(prefixes, absolute, strict=True):
+        if not each or split(prefix) is None:
+            expected = "a path, or a URI like file:///data/ or s3://bucket/data/, without steps up, escapes or queries"
+            raise InvalidInput(name, each, expected)
+    return absolute
 
 
 def _check_webhook(settings: Settings) -> None:

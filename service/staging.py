@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,13 +24,19 @@ from trainers.cards import MODEL
 from trainers.safetensors_headers import MAX_HEADER
 
 if TYPE_CHECKING:
+    from sqlalchemy import Row
+
     from service.store.database import Database
 
+_log = logging.getLogger(__name__)
 _STAGED: Final = ".staged"
 _PIECE: Final = 1 << 20
 _NAMED: Final = re.compile(r"(job_[0-9A-Z]{26})\.([0-9]{1,9})")
 _LOG_SECONDS: Final = 7 * 86_400
 _JOBS = text("SELECT id, status, attempt, release, artifact_sha256 FROM job WHERE id = ANY(:ids)")
+_COMMITTED = text(
+    "SELECT id, attempt, release, artifact_sha256 FROM job WHERE release = :release AND status = 'committed'"
+)
 
 
 class Unreleasable(Exception):
@@ -73,9 +80,15 @@ class Staging:
         """What an attempt made, while nobody else may see it."""
         return self._staged / f"{job}.{token}" / MODEL
 
-    def published(self, release: str) -> Path:
-        """The file of a release that was committed."""
-        return self.root / release / MODEL
+    def published(self, release: str, database: Database) -> Path | None:
+        """The file of a release that was committed, shown now if its worker did not live to; None if it is absent."""
+        path = self.root / release / MODEL
+        if not path.exists():
+            with database.transaction() as connection:
+                row = connection.execute(_COMMITTED, {"release": release}).one_or_none()
+            if row is not None:
+                self._make_up_for(row)
+        return path if path.exists() else None
 
     def discard(self, job: str, token: int) -> None:
         """Nothing of this attempt is wanted."""
@@ -104,6 +117,12 @@ class Staging:
             staged.rename(target)
             _sync(self.root)
 
+    def _make_up_for(self, row: Row[Any]) -> None:
+        """Publish what a job committed, if it is still staged and is what the ledger says."""
+        with suppress(FileNotFoundError, Unreleasable):
+            if self.measured(row.id, row.attempt)["sha256"] == row.artifact_sha256:
+                self.publish(row.id, row.attempt, row.release)
+
     def tidy(self, database: Database) -> None:
         """Publish what is committed and still staged, and remove what nobody can commit any more."""
         found = {(match[1], int(match[2])) for path in self._staged.iterdir() if (match := _NAMED.fullmatch(path.name))}
@@ -116,9 +135,10 @@ class Staging:
                 if row is None:
                     continue  # of another installation that shares the folder
                 if row.status == "committed" and row.attempt == token:
-                    with suppress(FileNotFoundError, Unreleasable):
-                        if self.measured(job, token)["sha256"] == row.artifact_sha256:
-                            self.publish(job, token, row.release)
+                    try:
+                        self._make_up_for(row)
+                    except OSError:  # a folder's trouble leaves no other unpublished
+                        _log.warning("release %s is not published yet", row.release, exc_info=True)
                 elif row.attempt != token or row.status != "running":
                     self.discard(job, token)
         for path in self._logs.iterdir():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from procrastinate.exceptions import ConnectorException
@@ -52,6 +52,8 @@ _TICK_SECONDS: Final = 1.0
 _WAIT_SECONDS: Final = 60
 _TIDY_SECONDS: Final = 60.0
 _TICKET_SECONDS: Final = 30.0
+_POLLING_SECONDS: Final = 5.0
+_Answer = TypeVar("_Answer")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -143,18 +145,29 @@ class Worker:
             wait_seconds=min(_TICKET_SECONDS, self._lease),
         )
         app.task(name=tickets.TASK)(self.attempt)
+        queues = tickets.queue_names(self._options.queue, self._options.device)
+        polling = min(_POLLING_SECONDS, self._lease)
         async with app.open_async():
-            await app.run_worker_async(
-                queues=tickets.queue_names(self._options.queue, self._options.device),
-                name=self.name,
-                wait=not self._options.once,
-                delete_jobs="always",
-                shutdown_graceful_timeout=0.0,
-                install_signal_handlers=False,
-                fetch_job_polling_interval=min(5.0, self._lease),
-                update_heartbeat_interval=self._lease / 3,
-                stalled_worker_timeout=self._lease,
-            )
+            while True:
+                await app.run_worker_async(
+                    queues=queues,
+                    name=self.name,
+                    wait=not self._options.once,
+                    delete_jobs="always",
+                    shutdown_graceful_timeout=0.0,
+                    install_signal_handlers=False,
+                    fetch_job_polling_interval=polling,
+                    update_heartbeat_interval=self._lease / 3,
+                    stalled_worker_timeout=self._lease,
+                )
+                seconds = await asyncio.to_thread(self._next_in, queues) if self._options.once else None
+                if seconds is None:
+                    return
+                await asyncio.sleep(min(max(seconds, self._tick), polling))  # an attempt has a delay
+
+    def _next_in(self, queues: Sequence[str]) -> float | None:
+        with self._parts.database.transaction() as connection:
+            return tickets.next_in(connection, queues)
 
     async def _keep_tidy(self) -> None:
         while True:
@@ -163,11 +176,16 @@ class Worker:
 
     def _tidy(self) -> None:
         """Make up for what was left undone, by this worker's forerunners or by others."""
-        try:
-            self._rescuer.rescue()
-            self._staging.tidy(self._parts.database)
-        except (SQLAlchemyError, psycopg.Error, Problem, TimeoutError, OSError):
-            _log.warning("tidying failed and will be repeated", exc_info=True)
+        for chore in (self._rescuer.rescue, self._clear_up):  # one's trouble does not stop the other
+            try:
+                chore()
+            except (SQLAlchemyError, psycopg.Error, Problem, TimeoutError, OSError):
+                _log.warning("tidying failed and will be repeated", exc_info=True)
+            except Exception:  # noqa: BLE001 - a worker that tidied no more would leave commits unpublished for ever
+                _log.exception("tidying failed and will be repeated")
+
+    def _clear_up(self) -> None:
+        self._staging.tidy(self._parts.database)
 
     # ------------------------------------------------------------ one job
 
@@ -228,10 +246,7 @@ class Worker:
 
     async def _watched(self, begun: Begun | BegunAudit, bar: _Bar, lease: asyncio.Task[None]) -> Outcome | None:
         """How the attempt ended; None if it is not the current one any more, and nobody wants to know."""
-        attempt = await asyncio.to_thread(self._prepared, begun, bar)
-        if attempt is None:
-            return Outcome(error="input.missing")
-        running = asyncio.create_task(self._placement.run(attempt))
+        running = asyncio.create_task(self._run(begun, bar))
         ends = time.monotonic() + self._parts.settings.job_seconds
         try:
             while True:
@@ -252,6 +267,20 @@ class Worker:
             with suppress(asyncio.CancelledError):
                 await running
 
+    async def _run(self, begun: Begun | BegunAudit, bar: _Bar) -> Outcome:
+        """How the attempt ended, wherever it ran."""
+        attempt = await self._answered(self._prepared, begun, bar)
+        return Outcome(error="input.missing") if attempt is None else await self._placement.run(attempt)
+
+    async def _answered(self, ask: Callable[..., _Answer], *about: Any) -> _Answer:
+        """What the database says once it says anything: it is asked until whoever watches the attempt ends this."""
+        while True:
+            try:
+                return await asyncio.to_thread(ask, *about)
+            except SQLAlchemyError:
+                _log.warning("the database does not answer an attempt, and is asked again", exc_info=True)
+            await asyncio.sleep(self._tick)
+
     def _prepared(self, begun: Begun | BegunAudit, bar: _Bar) -> Attempt | None:
         """Everything that the attempt needs to know; None if what it builds on is not to be had."""
         if isinstance(begun, BegunAudit):
@@ -263,8 +292,9 @@ class Worker:
         for name, release in named_releases(mechanism, begun.recipe):
             with parts.books.read(owner_of(parts, release)) as book:
                 artifact = book.releases[release].artifact
-            path = self._staging.published(release)
-            if artifact is None or not path.exists():
+            path = self._staging.published(release, parts.database)
+            if artifact is None or path is None:
+                _log.warning("release %s, on which job %s builds, is not in the artifacts folder", release, begun.job)
                 return None
             inputs[name] = {"release": release, "path": str(path), "sha256": artifact["sha256"]}
         with parts.books.read(begun.population) as book:
@@ -290,7 +320,7 @@ class Worker:
         }  # fmt: skip
 
         async def ordinals_of(keys: Sequence[str]) -> list[int]:
-            return await asyncio.to_thread(self._ordinals, begun.population, keys)
+            return await self._answered(self._ordinals, begun.population, keys)
 
         return Attempt(
             document=document,
@@ -364,8 +394,9 @@ class Worker:
             if error is None:
                 self._say(f"{job}: given up: what it made may not leave, or its population was frozen or closed.")
             else:
-                log = self._staging.log(job, token)
-                self._say(f"{job}: attempt {token} failed: {error}. The worker's own log is {log}.")
+                log = self._staging.log(job, token)  # of a process: there may have been none
+                words = f" The worker's own log is {log}." if log.exists() else ""
+                self._say(f"{job}: attempt {token} failed: {error}.{words}")
 
     async def _stand_down(self, begun: Begun | BegunAudit) -> None:
         """Leave the job to another worker. What is staged goes only if so it is: a commit may have been durable."""
@@ -377,7 +408,7 @@ class Worker:
         """What is to be decided of an attempt that ended, and the code if it failed; None while nobody can tell."""
         job, token, error = begun.job, begun.token, outcome.error
         if isinstance(begun, BegunAudit):
-            return _audit_ending(begun, outcome)
+            return _audit_ending(begun, outcome, delay_seconds=self._delay(token))
         if error is None:
             try:
                 artifact = self._staging.measured(job, token) | {"uri": uri(begun.release)}
@@ -397,7 +428,7 @@ class Worker:
                     _log.exception("what attempt %s of %s made could not be checked", token, job)
                 error = "internal"
         self._staging.discard(job, token)
-        return jobs.fail(job=job, token=token, error=error), error
+        return jobs.fail(job=job, token=token, error=error, delay_seconds=self._delay(token)), error
 
     def _audited(self, begun: Begun, *, sha256: str) -> Audited:
         """What there is to say against what an attempt made, before it may leave."""
@@ -410,6 +441,9 @@ class Worker:
         earlier, labels = gathered.earlier(), gathered.labels()
         with parts.books.read(begun.population) as book:
             return gathered.audit(book, contents, earlier=earlier, labels=labels)
+
+    def _delay(self, token: int) -> float:
+        return self._parts.settings.retry_after(token)
 
     def _decide(self, begun: Begun | BegunAudit, decide: Decide) -> str | None:
         """What became of the job, or "refused" if this attempt has no say any more; None if that is not known yet."""
@@ -432,7 +466,7 @@ def _stood_down(begun: Begun | BegunAudit) -> Decide:
     return jobs.stand_down(job=begun.job, token=begun.token)
 
 
-def _audit_ending(begun: BegunAudit, outcome: Outcome) -> tuple[Decide, str | None]:
+def _audit_ending(begun: BegunAudit, outcome: Outcome, *, delay_seconds: float) -> tuple[Decide, str | None]:
     error = outcome.error
     if error is None:
         try:
@@ -440,7 +474,7 @@ def _audit_ending(begun: BegunAudit, outcome: Outcome) -> tuple[Decide, str | No
         except (InvalidInput, LookupError, TypeError, ValueError):
             _log.exception("what attempt %s of %s found cannot be read", begun.token, begun.job)
             error = "internal"
-    return empirical.fail(audit=begun.job, token=begun.token, error=error), error
+    return empirical.fail(audit=begun.job, token=begun.token, error=error, delay_seconds=delay_seconds), error
 
 
 class _Bar:

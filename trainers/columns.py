@@ -29,6 +29,7 @@ Rows: TypeAlias = NDArray[np.int64]
 MAX_BYTES: Final = 1 << 36  # of the rows that are taken of one column
 _MAX_HEADER: Final = 10_000  # of an array
 _BLOCK: Final = 1 << 24  # bytes that are read at once
+_PACKINGS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # as numpy writes them; others take memory as they like
 _KINDS: Final = "biufUS"
 
 
@@ -212,6 +213,8 @@ class Archive:
             if f"{name}.npy" not in archive.namelist():
                 raise DataProblem("data.missing")
             member = archive.getinfo(f"{name}.npy")
+            if member.compress_type not in _PACKINGS:
+                raise DataProblem("data.shape")
             with archive.open(member) as packed:
                 layout = _npy_layout(packed)
                 if layout.offset + layout.bytes != member.file_size:

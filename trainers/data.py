@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import posixpath
 import re
 import zipfile
 import zlib
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, cast
-from urllib.parse import unquote
 
 import fsspec  # type: ignore[import-untyped]
 import numpy as np
@@ -32,6 +30,7 @@ from trainers.catalog.data_documents import (
     belongs_to_others,
     contradicted,
     data_document,
+    split,
 )
 from trainers.catalog.label_spaces import MAX_NAME
 from trainers.columns import Code, Columns, DataProblem, Taken
@@ -225,10 +224,9 @@ def _opened(document: dict[str, Any], locate: Callable[[str], tuple[bool, str]])
 
 def _place(uri: str) -> list[str]:
     """Where the address of a rule really leads, as `_located` says it; nowhere if nobody could read it."""
-    try:
-        scheme, rest = _split(uri)
-    except DataProblem:
+    if (found := split(uri)) is None:
         return []
+    scheme, rest = found
     if scheme not in LOCAL:
         return [f"{scheme}://{rest}"]
     return [os.path.realpath(rest).rstrip("/") + ("/" if uri.endswith("/") else "")]
@@ -251,20 +249,9 @@ def _located(uri: str, allowed: Sequence[str]) -> tuple[bool, str]:
 
 
 def _split(uri: str) -> tuple[str, str]:
-    """Scheme and path. A path that has to be interpreted (steps up, escapes, chained file systems) is refused."""
-    scheme, mark, rest = uri.partition("://")
-    if not mark:
-        scheme, rest = "", uri
-    scheme = scheme.lower()
-    if "\0" in uri or "::" in uri or (scheme and not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme)):
+    if (found := split(uri)) is None:
         raise DataProblem("data.unknown")
-    if scheme in LOCAL:
-        if not rest.startswith("/"):
-            raise DataProblem("data.unknown")
-        return scheme, rest
-    if unquote(rest) != rest or any(sign in rest for sign in "?#\\") or posixpath.normpath(rest) != rest.rstrip("/"):
-        raise DataProblem("data.unknown")
-    return scheme, rest
+    return found
 
 
 def _file(local: bool, target: str) -> tuple[columns.Open, Path | None, int]:  # noqa: FBT001
@@ -273,7 +260,10 @@ def _file(local: bool, target: str) -> tuple[columns.Open, Path | None, int]:  #
         if not path.is_file():
             raise DataProblem("data.missing")
         return (lambda: path.open("rb")), path, path.stat().st_size
-    system, place = fsspec.core.url_to_fs(target)
+    try:
+        system, place = fsspec.core.url_to_fs(target)
+    except (ImportError, ValueError):  # no driver is installed for its scheme, or there is none
+        raise DataProblem("data.unknown") from None
     if not system.isfile(place):
         raise DataProblem("data.missing")
     return (lambda: cast("IO[bytes]", system.open(place, "rb"))), None, int(system.size(place))

@@ -252,13 +252,14 @@ def conclude(*, audit: str, token: int, found: Mapping[str, Any]) -> Decide:
     return decide
 
 
-def fail(*, audit: str, token: int, error: str) -> Decide:
-    """The current attempt found nothing: the audit waits for the next one, or is given up."""
+def fail(*, audit: str, token: int, error: str, delay_seconds: float = 0.0) -> Decide:
+    """The current attempt found nothing: the audit is given up, or waits for the next attempt, which has a delay."""
     assert error in ERRORS
 
     def decide(_book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
-        return _retried_or_failed(at, connection, _current(connection, audit, token), error)
+        row = _current(connection, audit, token)
+        return _retried_or_failed(at, connection, row, error, delay_seconds=delay_seconds)
 
     return decide
 
@@ -290,9 +291,11 @@ def fall_silent(*, audit: str, wait_seconds: float) -> Decide:
     return decide
 
 
-def _retried_or_failed(at: datetime, connection: Connection, row: Mapping[str, Any], error: str | None) -> Outcome:
+def _retried_or_failed(
+    at: datetime, connection: Connection, row: Mapping[str, Any], error: str | None, *, delay_seconds: float = 0.0
+) -> Outcome:
     if row["attempt"] < row["attempts"] and error not in _FINAL:
-        return _queued_again(connection, row, error)
+        return _queued_again(connection, row, error, delay_seconds=delay_seconds)
     return _failed(at, connection, row, error)
 
 
@@ -302,9 +305,11 @@ def _failed(at: datetime, connection: Connection, row: Mapping[str, Any], error:
     return Outcome(bodies=[body], status=200, respond=lambda _: {"status": "failed"})
 
 
-def _queued_again(connection: Connection, row: Mapping[str, Any], error: str | None = None) -> Outcome:
+def _queued_again(
+    connection: Connection, row: Mapping[str, Any], error: str | None = None, *, delay_seconds: float = 0.0
+) -> Outcome:
     tickets.remove(connection, row["ticket"])
-    ticket = tickets.put(connection, job=row["id"], queue=row["queue"], device=DEVICE)
+    ticket = tickets.put(connection, job=row["id"], queue=row["queue"], device=DEVICE, delay_seconds=delay_seconds)
     connection.execute(_QUEUED, {"id": row["id"], "ticket": ticket, "error": error})
     return Outcome(bodies=[], status=200, respond=lambda _: {"status": "queued"})
 

@@ -49,7 +49,7 @@ WORKER: Final = "worker"
 
 #: All that is ever said of why an attempt failed. A text could hold what it was computed from.
 ERRORS: Final[Mapping[str, str]] = {
-    "data.unknown": "the worker may not read data at this address, or cannot tell its format",
+    "data.unknown": "the worker may not or cannot read data at this address, or cannot tell its format",
     "data.missing": "there is no such data, or no such array or column in it",
     "data.mismatch": "the rows do not belong to the datapoints of the scope as they should",
     "data.shape": "the rows do not have the shape or type that the recipe, or a model that it asks, takes",
@@ -335,13 +335,17 @@ def commit(*, job: str, token: int, artifact: Mapping[str, Any], audited: Audite
     return decide
 
 
-def fail(*, job: str, token: int, error: str) -> Decide:
-    """The current attempt made nothing: the job waits for the next one, or is given up and its release voided."""
+def fail(*, job: str, token: int, error: str, delay_seconds: float = 0.0) -> Decide:
+    """The current attempt made nothing: the job is given up and its release voided, or it waits for the next attempt.
+
+    That begins after a delay, since what was missing may come back.
+    """
     assert error in ERRORS
 
     def decide(book: Book, at: datetime, connection: Connection | None) -> Outcome:
         assert connection is not None
-        return _retried_or_failed(book, at, connection, _current(connection, job, token), error)
+        row = _current(connection, job, token)
+        return _retried_or_failed(book, at, connection, row, error, delay_seconds=delay_seconds)
 
     return decide
 
@@ -386,10 +390,11 @@ def _retried_or_failed(
     row: Mapping[str, Any],
     error: str | None,
     *,
+    delay_seconds: float = 0.0,
     evidence: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
     if row["attempt"] < row["attempts"] and error not in _FINAL:
-        return _queued_again(connection, row, error)
+        return _queued_again(connection, row, error, delay_seconds=delay_seconds)
     return _failed(book, at, connection, row, error, evidence=evidence)
 
 
@@ -408,9 +413,13 @@ def _failed(
     return Outcome(bodies=bodies, status=200, respond=lambda _: {"status": "failed"})
 
 
-def _queued_again(connection: Connection, row: Mapping[str, Any], error: str | None) -> Outcome:
+def _queued_again(
+    connection: Connection, row: Mapping[str, Any], error: str | None, *, delay_seconds: float = 0.0
+) -> Outcome:
     tickets.remove(connection, row["ticket"])
-    ticket = tickets.put(connection, job=row["id"], queue=row["queue"], device=row["device"])
+    ticket = tickets.put(
+        connection, job=row["id"], queue=row["queue"], device=row["device"], delay_seconds=delay_seconds
+    )
     connection.execute(_QUEUED, {"id": row["id"], "ticket": ticket, "error": error})
     _write_line(connection, row["id"], "queued", row["attempt"], error)
     return Outcome(bodies=[], status=200, respond=lambda _: {"status": "queued"})

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import warnings
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @contextmanager
 def embedded(folder: Path) -> Iterator[str]:
-    """Start PostgreSQL on a folder, or find it running there; stop it at the end, unless somebody else was here first.
+    """PostgreSQL on a folder, started unless it runs there; whoever is the last to leave stops it.
 
-    Whoever is first holds a lock for as long as it lives, so a server that a crash left behind is stopped by the next.
+    All who use it share a lock, which ends with their process, however that ends: a server that a crash left behind is
+    stopped by the last of those who come after it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of where its lock will be, which is nobody's concern
@@ -25,14 +26,24 @@ def embedded(folder: Path) -> Iterator[str]:
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8") as lock:
-        is_ours = False
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = True
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for whoever stops it, and for nobody else
         server = get_server(folder, cleanup_mode=None, start=False)
-        server.start()  # also one that this process had stopped before, which the wheel would hand out as it is
         try:
+            server.start()  # also one that this process had stopped before, which the wheel would hand out as it is
             yield server.get_uri()
         finally:
-            if is_ours:
+            if _is_alone(lock):  # and whoever comes now waits until this file is closed
                 server.stop()
+
+
+def _is_alone(lock: IO[str]) -> bool:
+    """Whether nobody else uses it.
+
+    Whoever leaves lets go before it asks: of those who leave at once the last to ask is alone.
+    """
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

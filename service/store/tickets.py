@@ -16,6 +16,8 @@ from procrastinate.schema import SchemaManager
 from sqlalchemy import text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import Connection
 
 TASK: Final = "stint.job"
@@ -24,6 +26,11 @@ _TABLES: Final = (
     "procrastinate_jobs", "procrastinate_events", "procrastinate_workers", "procrastinate_periodic_defers",
 )  # fmt: skip
 _VERSION = text("SELECT obj_description(to_regclass('procrastinate_jobs'))")
+_LATER = text("SELECT now() + make_interval(secs => :delay)")
+_NEXT = text(
+    "SELECT extract(epoch FROM min(coalesce(scheduled_at, now())) - now()) FROM procrastinate_jobs "
+    "WHERE status = 'todo' AND queue_name = ANY(:queues)"
+)
 _REMOVE = text("DELETE FROM procrastinate_jobs WHERE id = :ticket AND status = 'todo'")
 _TIDY = text(
     "DELETE FROM procrastinate_jobs ticket WHERE status = 'doing' AND worker_id IS NULL "
@@ -77,10 +84,22 @@ def queue_names(queue: str, device: str) -> list[str]:
     return [queue_name(queue, each) for each in dict.fromkeys((device, device.partition(":")[0]))]
 
 
-def put(connection: Connection, *, job: str, queue: str, device: str) -> int:
-    """A new ticket for a job or an audit, in the transaction of this connection."""
-    waiting = _waiting.configure_task(TASK, queue=queue_name(queue, device), connection=raw(connection))
+def put(connection: Connection, *, job: str, queue: str, device: str, delay_seconds: float = 0.0) -> int:
+    """A new ticket for a job or an audit, in the transaction of this connection; nobody takes it before the delay ends.
+
+    When that is says the clock of the database, by which tickets are taken.
+    """
+    later = connection.execute(_LATER, {"delay": delay_seconds}).scalar_one() if delay_seconds else None
+    waiting = _waiting.configure_task(
+        TASK, queue=queue_name(queue, device), connection=raw(connection), schedule_at=later
+    )
     return waiting.defer(job=job)
+
+
+def next_in(connection: Connection, queues: Sequence[str]) -> float | None:
+    """In how many seconds a ticket in these queues may be taken; None if there is none."""
+    seconds = connection.execute(_NEXT, {"queues": list(queues)}).scalar_one()
+    return None if seconds is None else float(seconds)
 
 
 def remove(connection: Connection, ticket: int | None) -> None:

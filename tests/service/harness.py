@@ -145,8 +145,9 @@ class Local:
 
 @contextmanager
 def local(*, sweeps: bool = False, **settings: Any) -> Iterator[Local]:
-    """A service in this process; without a sweeper, so that tests decide when time passes."""
-    with scratch() as folder, running(Settings(data=folder, **settings), sweeps=sweeps) as parts:
+    """A service in this process; without a sweeper or delays, so that tests decide when time passes."""
+    given = {"retry_seconds": 0.0, **settings}
+    with scratch() as folder, running(Settings(data=folder, **given), sweeps=sweeps) as parts:
         key = keys.ensure_first(parts.database)
         assert key is not None
         app = create_app(parts)

@@ -405,7 +405,8 @@ def test_the_command_line_fetches(
     assert Path(shown["file"]) == Path("models") / default
     said("fetch", made["id"], "--to", "other")
     assert Path("other").read_bytes() == file.read_bytes()
-    assert "No such file" in said("fetch", made["id"], "--to", "no/folder", code=2)
+    assert "stint: no/folder: No such file" in said("fetch", made["id"], "--to", "no/folder", code=2)
+    assert "stint: other/folder: Not a directory" in said("fetch", made["id"], "--to", "other/folder", code=2)
     assert f"# Release {made['release']}" in said("card", made["id"])
     assert json.loads(said("card", made["id"], "--json"))["release"] == made["release"]
     said("fetch", "job_" + "0" * 26, code=1)

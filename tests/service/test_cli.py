@@ -167,6 +167,8 @@ def test_noise_and_steps_are_calibrated(capsys: pytest.CaptureFixture[str]) -> N
         (["worker", "--queue", "default\n"], "--queue takes a name that jobs can have"),
         (["worker", "--data", ""], "--data: expected a path"),
         (["worker", "--data", "file://inputs"], "--data: expected a path"),
+        (["worker", "--data", "/srv", "--data", "s3://bucket/my%20data/"], "--data: expected a path"),
+        (["worker", "--data", "nosuch://bucket/"], "nosuch://bucket/ cannot be read"),
         (["worker", "--seed", "x"], "--seed"),
         (["worker", "default"], "unexpected extra argument"),
         (["jobs", "show"], "Missing argument 'JOB'"),
@@ -193,6 +195,15 @@ def test_what_is_not_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     complaint(capsys, "price", str(file))
 
 
+def test_a_worker_in_the_wrong_folder_makes_no_house_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for ever for jobs that nobody can submit there."""
+    monkeypatch.chdir(tmp_path)
+    assert "data holds no embedded PostgreSQL of Stint" in complaint(capsys, "worker", "--once")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_worker_that_could_run_nothing_does_not_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -216,12 +227,13 @@ def test_a_worker_starts_with_what_it_may_read_from_the_root(tmp_path: Path, mon
     started: list[Any] = []
     monkeypatch.setattr("service.worker.work", lambda _, options, **__: started.append(options))
     monkeypatch.setattr("service.logs.configure", lambda _: None)
+    monkeypatch.setenv("DATABASE_URL", "postgresql://nowhere")
     monkeypatch.chdir(tmp_path)
-    assert main(["worker", "--data", "inputs", "--data", "s3://bucket/rows", "--data", "/srv"]) == 0
+    assert main(["worker", "--data", "inputs", "--data", "memory://bucket/rows", "--data", "/srv"]) == 0
     monkeypatch.setenv("STINT_INPUTS", "more file:///srv")
     assert main(["worker"]) == 0
     assert [each.allowed for each in started] == [
-        [f"{tmp_path}/inputs", "s3://bucket/rows", "/srv"], [f"{tmp_path}/more", "file:///srv"],
+        [f"{tmp_path}/inputs", "memory://bucket/rows", "/srv"], [f"{tmp_path}/more", "file:///srv"],
     ]  # fmt: skip
 
 

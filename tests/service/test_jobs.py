@@ -484,6 +484,35 @@ def test_a_job_is_tried_as_often_as_allowed_and_then_voided(call: Caller, parts:
     call.verify(population)
 
 
+def test_another_attempt_waits_longer_each_time(call: Caller, parts: Parts, population: str) -> None:
+    """What was missing may come back. An attempt that does not count, and one whose worker is gone, have no delay."""
+    identity = submit(call, population, queue="delayed")
+    queues = tickets.queue_names("delayed", "cpu")
+
+    def due() -> float | None:
+        with parts.database.transaction() as connection:
+            return tickets.next_in(connection, queues)
+
+    assert due() == 0.0
+    token = begun(parts, identity)
+    decided(parts, population, jobs.stand_down(job=identity, token=token))
+    assert due() == 0.0
+    token = begun(parts, identity, lease=0.0)
+    rescue(parts)
+    assert due() == 0.0
+    token = begun(parts, identity)
+    decided(parts, population, jobs.fail(job=identity, token=token, error="data.missing", delay_seconds=300.0))
+    found = due()
+    assert found is not None
+    assert 200 < found <= 300
+    assert call.ok("GET", f"/v1/jobs/{identity}")["status"] == "queued"
+    rescue(parts)  # it waits, and is not silent
+    assert due() == pytest.approx(found, abs=90)
+    call.ok("POST", f"/v1/jobs/{identity}/cancel")
+    assert due() is None
+    assert replace(parts.settings, retry_seconds=10.0, wait_seconds=12.0).retry_after(1) == 6.0
+
+
 def test_a_lease_that_ran_out_while_the_database_was_away_says_nothing(
     call: Caller, parts: Parts, population: str
 ) -> None:

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +123,52 @@ def test_verify_beside_a_running_service_does_not_stop_its_database(folder: Path
     assert httpx.get(f"{url}/readyz").json() == {"status": "ready"}
     stop(service)
     assert service.returncode == 0
+    assert not servers_of(folder)
+
+
+def test_whoever_leaves_last_stops_the_database(folder: Path) -> None:
+    """Here a worker that was there before the service, and goes before it."""
+    made, _ = (process := command(folder, "migrate")).communicate(timeout=60)
+    assert (process.returncode, made) == (0, "The database is up to date.\n")
+    with (folder / "said").open("w") as said:
+        worker = command(folder, "worker", errors=said)
+        until = time.monotonic() + 60
+        while "Waiting for jobs" not in (folder / "said").read_text():
+            assert worker.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        service = command(folder, "run", "--no-demo", "--no-worker")
+        try:
+            url = lines_until(service, "Ctrl-C")[0].rpartition(" ")[2]
+            stop(worker, signal.SIGTERM)
+            assert worker.returncode == 0
+            assert httpx.get(f"{url}/readyz").json() == {"status": "ready"}
+        finally:
+            stop(service)
+    assert service.returncode == 0
+    assert not servers_of(folder)
+
+
+_COME_AND_GO = """
+import sys, time
+from pathlib import Path
+import psycopg
+from service.store.embedded import embedded
+for seconds in map(float, sys.argv[2:]):
+    with embedded(Path(sys.argv[1])) as url:
+        with psycopg.connect(url) as connection:
+            time.sleep(seconds)
+            connection.execute("SELECT 1")
+"""
+
+
+def test_who_comes_while_the_database_is_stopped_has_it_started_again(folder: Path) -> None:
+    """Several come and go, now alone and now together: each has a database while it is there, and none is left."""
+    stays = (["0", "0", "0.3"], ["0", "0.2", "0"], ["0.1", "0", "0"])
+    words = [sys.executable, "-c", _COME_AND_GO, str(folder / "postgres")]
+    processes = [subprocess.Popen([*words, *seconds], stderr=subprocess.PIPE, text=True) for seconds in stays]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
     assert not servers_of(folder)
 
 

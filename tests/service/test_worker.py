@@ -236,6 +236,46 @@ def test_data_that_cannot_be_had_is_tried_again_and_then_voided(house: Local, ca
     call.verify(population)
 
 
+def test_another_attempt_has_a_delay_in_which_data_may_come_back(
+    house: Local, call: Caller, population: str, uri: Path
+) -> None:
+    """Also with `--once`, which ends when nothing is left to do; and a file is moved into its place meanwhile."""
+    place = uri.with_name("later.npz")
+    made = call.ok("POST", "/v1/jobs", job(population, place, queue="later"))
+    process = worker(house.parts, "--queue", "later", "--once", STINT_RETRY_SECONDS="3")
+    try:
+        until(call, made["id"], lambda now: now["error"] == "data.missing")
+        work.rows(uri.with_name("moving.npz")).rename(place)
+    finally:
+        said = ended(process)
+    assert statuses(call, made["id"]) == [
+        ("queued", 0, None), ("running", 1, None), ("queued", 1, "data.missing"), ("running", 2, None),
+        ("committed", 2, None),
+    ], said  # fmt: skip
+    lines = call.ok("GET", f"/v1/jobs/{made['id']}/logs")["lines"]
+    failed, again = (datetime.fromisoformat(line["at"]) for line in lines[2:4])
+    assert again - failed >= timedelta(seconds=3)
+    call.verify(population)
+
+
+@pytest.mark.usefixtures("hand")
+def test_what_is_committed_is_there_for_the_next_job_though_its_worker_died(
+    house: Local, call: Caller, population: str, uri: Path
+) -> None:
+    """Between its commit and the rename: another worker, which tidied up a while ago, publishes it on the spot."""
+    first = call.ok("POST", "/v1/jobs", job(population, uri, queue="dies"))
+    process = worker(house.parts, "--queue", "dies", planted="die=publish")
+    ended(process)
+    assert process.returncode == -signal.SIGKILL
+    new = job(people(call), uri)
+    new["recipe"]["start"] = first["release"]["id"]
+    second = call.ok("POST", "/v1/jobs", new)
+    found = until(call, second["id"], lambda now: now["status"] not in {"queued", "running"})
+    assert (found["status"], found["attempt"], found["error"]) == ("committed", 1, None)
+    artifact(house, call.ok("GET", f"/v1/jobs/{first['id']}"))
+    assert staged(house) == []
+
+
 @pytest.mark.usefixtures("hand")
 def test_how_a_job_ends_says_nothing_about_a_label(house: Local, call: Caller, population: str) -> None:
     """Ordinal 17 alone has this label. A network that does not fit its row is refused with and without it, at once."""

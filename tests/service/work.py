@@ -64,6 +64,7 @@ def worker(
         "DATABASE_URL": parts.database.url,
         "STINT_DATA": str(parts.settings.data),
         "STINT_LEASE_SECONDS": str(parts.settings.lease_seconds),
+        "STINT_RETRY_SECONDS": str(parts.settings.retry_seconds),
         "STINT_PAUSE_SECONDS": str(parts.settings.pause_seconds),
         "OMP_NUM_THREADS": "1",
         "PLANTED": planted,

@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import subprocess
+import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Sequence
@@ -534,6 +535,14 @@ def test_remote_places() -> None:
         assert code(allowed, {"uri": f"memory://bucket/{bad}"}) == "data.unknown", bad
 
 
+def test_a_place_without_a_driver_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker says so when it starts; what comes later is said of the address, and is no fault of ours."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
+    for allowed in ("s3://bucket/in", "nosuch://bucket/in"):
+        with pytest.raises(DataProblem, match=r"^data\.unknown$"):
+            open_data({"uri": f"{allowed}/a.npz", "x": "x"}, allowed=[allowed], ordinals_of=by_number, size=10)
+
+
 # Hostile files
 
 
@@ -586,6 +595,19 @@ def test_hostile_arrays(name: str, tmp_path: Path) -> None:
     assert len(rows(tmp_path, {"uri": "x.npz", "x": "good", "y": ""})) == 10
     seen = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
     assert "STINT_TEST_PICKLED" not in seen
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_archives_are_packed_as_numpy_packs_them(packing: int, tmp_path: Path) -> None:
+    """Other packings may take memory that nobody limits, and fail in ways of their own."""
+    array = io.BytesIO()
+    np.save(array, X)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", packing) as archive:
+        archive.writestr("x.npy", array.getvalue())
+    whole = (tmp_path / "x.npz").read_bytes()
+    for damaged in (whole, whole[:60] + bytes(20) + whole[80:]):
+        (tmp_path / "x.npz").write_bytes(damaged)
+        assert code(tmp_path, {"uri": "x.npz", "y": ""}) == "data.shape"
 
 
 def test_an_archive_that_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 from accountant.cohorts import MAX_DATAPOINTS
 from accountant.errors import InvalidInput
@@ -113,6 +115,25 @@ def files(document: Mapping[str, Any]) -> list[str]:
     if not uri.endswith("/"):
         return [uri]
     return [f"{uri}{name}.npy" for name in (*document["x"], document["y"], document["unit"]) if name]
+
+
+def split(uri: str) -> tuple[str, str] | None:
+    """Scheme and path of an address; None if it has to be interpreted: steps up, escapes, chained file systems.
+
+    >>> split("S3://bucket/rows.npz"), split("/data/rows.npz"), split("s3://bucket/my%20rows.npz")
+    (('s3', 'bucket/rows.npz'), ('', '/data/rows.npz'), None)
+    """
+    scheme, mark, rest = uri.partition("://")
+    if not mark:
+        scheme, rest = "", uri
+    scheme = scheme.lower()
+    if "\0" in uri or "::" in uri or (scheme and not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme)):
+        return None
+    if scheme in LOCAL:
+        return (scheme, rest) if rest.startswith("/") else None
+    if unquote(rest) != rest or any(sign in rest for sign in "?#\\") or posixpath.normpath(rest) != rest.rstrip("/"):
+        return None
+    return scheme, rest
 
 
 def spelled(uri: str) -> str:
