@@ -35,7 +35,7 @@ Combine: TypeAlias = Callable[[Sequence[Gradient]], Gradient]
 Schedule: TypeAlias = Callable[[int], Sequence[int]]
 
 _TILE: Final = 32  # rows: batches are of whole tiles, since products round what is left of one otherwise
-_TOGETHER: Final = 4  # samples that are drawn and laid out in one go, with their noise
+_TOGETHER: Final = 2  # samples that are drawn and laid out in one go, with their noise: more no longer fit a cache
 _MEMORY: Final = 1 << 25  # bytes that these may take; of large networks and rows there are fewer in one go
 
 
