@@ -12,7 +12,7 @@ from accountant.audit.series import LEAST_SAMPLES, MAX_SAMPLES
 from service.settings import MAX_HOLD_SECONDS
 
 #: Control characters; and those of them that no text of several lines has either.
-_CONTROLS: Final = r"\x00-\x1f\x7f-\x9f"
+CONTROLS: Final = r"\x00-\x1f\x7f-\x9f"
 _ODD_CONTROLS: Final = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"
 
 
@@ -44,9 +44,9 @@ def _pattern(among: str) -> dict[str, Any]:
 
 
 #: What something is to be called. What there is already may have been called so before control characters were refused.
-Name = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_pattern(_CONTROLS)), _without(_CONTROLS)]
+Name = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=_pattern(CONTROLS)), _without(CONTROLS)]
 Called = Annotated[str, Field(min_length=1, max_length=200)]
-Address = Annotated[str, Field(max_length=2000, json_schema_extra=_pattern(_CONTROLS)), _without(_CONTROLS)]
+Address = Annotated[str, Field(max_length=2000, json_schema_extra=_pattern(CONTROLS)), _without(CONTROLS)]
 #: Why something is done, which a ledger keeps.
 Reason = Annotated[
     str, Field(min_length=1, max_length=200, json_schema_extra=_pattern(_ODD_CONTROLS)), _without(_ODD_CONTROLS)

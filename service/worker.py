@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from procrastinate.exceptions import ConnectorException
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from accountant.book import bitmap_to
 from accountant.errors import InvalidInput
@@ -273,11 +274,13 @@ class Worker:
         return Outcome(error="input.missing") if attempt is None else await self._placement.run(attempt)
 
     async def _answered(self, ask: Callable[..., _Answer], *about: Any) -> _Answer:
-        """What the database says once it says anything: it is asked until whoever watches the attempt ends this."""
+        """What the database says once it is there: it is asked until whoever watches the attempt ends this."""
         while True:
             try:
                 return await asyncio.to_thread(ask, *about)
-            except SQLAlchemyError:
+            except (OperationalError, InterfaceError, PoolTimeout) as problem:
+                if isinstance(getattr(problem, "orig", None), psycopg.errors.QueryCanceled):  # it is there, and refuses
+                    raise
                 _log.warning("the database does not answer an attempt, and is asked again", exc_info=True)
             await asyncio.sleep(self._tick)
 

@@ -129,7 +129,8 @@ def _refused(reasons: Sequence[dict[str, Any]], *, sign: str) -> str:
     first = reasons[0]
     if first["code"] != "task_budget.exceeded" or first["budget"] is None:
         return str(_OVER.get(first["code"], first["message"]))
-    reached = f"{sign} {up(first['epsilon'])} of {plain(first['budget'])} (δ = {first['delta']:g})"
+    at = f" (δ = {first['delta']:g})" if "delta" in first else ""  # entries of before do not say it
+    reached = f"{sign} {up(first['epsilon'])} of {plain(first['budget'])}{at}"
     return f"It would fit for life, but not a task's own budget: ε {reached} in task “{first['task']}”."
 
 

@@ -16,6 +16,7 @@ from accountant.errors import InvalidInput
 from service.errors import NotFound, Problem
 from service.operations import key_log
 from service.operations.releases import new_id
+from service.schemas import CONTROLS, control_in
 from service.store.once import Answers, once
 from service.store.writer import Answer, stamp
 
@@ -98,7 +99,7 @@ def create_once(
     The log of keys says who made it, and why, in the same transaction.
     """
     now = datetime.now(UTC)
-    row, secret = _made(name=name, roles=roles, expires_in_days=expires_in_days, now=now)
+    row, secret = _made(name=name, roles=roles, expires_in_days=expires_in_days, reason=reason, now=now)
 
     def insert(connection: Connection) -> Answers:
         key_log.append(connection, key_log.created(row), at=now, by=by, reason=reason)
@@ -112,11 +113,18 @@ def create_once(
 
 
 def _made(
-    *, name: str, roles: Sequence[str], expires_in_days: float | None = None, now: datetime
+    *,
+    name: str,
+    roles: Sequence[str],
+    expires_in_days: float | None = None,
+    reason: str | None = None,
+    now: datetime,
 ) -> tuple[dict[str, Any], str]:
     """The row of a new key, and its secret, which is not in it."""
-    if not 1 <= len(name) <= 200 or "\x00" in name:
-        raise InvalidInput("name", name, "a name of 1 to 200 characters, none of them null")
+    if not 1 <= len(name) <= 200 or control_in(name, CONTROLS) is not None:
+        raise InvalidInput("name", name, "a name of 1 to 200 characters, none of them a control character")
+    if reason is not None and control_in(reason) is not None:
+        raise InvalidInput("reason", reason, "a reason without control characters")
     if not roles or not set(roles) <= set(ROLES):
         raise InvalidInput("roles", list(roles), "one or more of " + ", ".join(ROLES))
     secret = "sk_" + secrets.token_urlsafe(32)

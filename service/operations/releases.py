@@ -537,6 +537,8 @@ def detail(
     """
     decision = body["decision"]
     to = Charged.of(book, body)
+    # Counts of overlapping parts would say who was trimmed, and not only how many.
+    is_counted = by.sees_individuals or not decision["trimmed"]
     shown = {
         **decision,
         "epsilon": {**decision["epsilon"], "bound": bound(book)},  # of now: what was proved then may be refuted
@@ -549,7 +551,7 @@ def detail(
             {
                 "event": charge["event"],
                 "datapoints": len(scope),
-                "charged": charged,
+                "charged": charged if is_counted else None,
                 "scope": charge["scope"] if may_see(by, charge["scope"], proposer=body["actor"]) else None,
             }
         )
@@ -561,7 +563,9 @@ def detail(
         "decision": shown
         if may_read(by, datapoints=read_of(decision), proposer=body["actor"])
         else without_readings(shown),
-        "quotes_charged": list(to.quotes),  # beside the decision, which is read again as it was told
+        "quotes_charged": list(to.quotes)
+        if is_counted
+        else None,  # beside the decision, which is read again as it was told
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
         "audit": _looked(entries),
         "policy": body["policy"],

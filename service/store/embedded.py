@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import subprocess
+import time
 import warnings
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+_PATIENCE_SECONDS: Final = 60.0  # to stop it takes a few
 
 
 @contextmanager
@@ -26,7 +30,7 @@ def embedded(folder: Path) -> Iterator[str]:
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits for whoever stops it, and for nobody else
+        _share(lock)
         server = get_server(folder, cleanup_mode=None, start=False)
         try:
             server.start()  # also one that this process had stopped before, which the wheel would hand out as it is
@@ -34,6 +38,21 @@ def embedded(folder: Path) -> Iterator[str]:
         finally:
             if _is_alone(lock):  # and whoever comes now waits until this file is closed
                 server.stop()
+
+
+def _share(lock: IO[str]) -> None:
+    """Wait for whoever stops it, or for a Stint of before, which shares with nobody; not for ever."""
+    give_up = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                problem = f"somebody else holds {lock.name} and does not let go"
+                raise subprocess.SubprocessError(problem) from None
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _is_alone(lock: IO[str]) -> bool:

@@ -21,6 +21,7 @@ from service.api import keys as keys_api
 from service.api import ledger as ledger_api
 from service.api.context import roles_of
 from service.dashboard import pages
+from service.dashboard import releases as release_pages
 from service.dashboard.visitors import sessions_of
 from service.operations import keys
 from service.schemas import Artifact, Commit, NewKey
@@ -428,6 +429,13 @@ def test_a_hold_that_must_not_leave_says_so_and_the_list_says_why_one_was_denied
     assert "given back, never released" in listed
     assert "while it was held" in listed
     assert "2 releases: 1 denied, 1 voided." in listed
+
+
+def test_a_denial_of_before_that_says_no_delta_is_told_without_it() -> None:
+    first = {"code": "task_budget.exceeded", "task": "t", "epsilon": 0.9, "budget": 0.5, "message": "no room"}
+    told = "It would fit for life, but not a task's own budget: ε ≤ 0.9 of 0.5{} in task “t”."
+    assert release_pages._refused([first], sign="≤") == told.format("")
+    assert release_pages._refused([{**first, "delta": 1e-7}], sign="≤") == told.format(" (δ = 1e-07)")
 
 
 def test_a_number_of_releases_links_to_as_many(call: Caller) -> None:

@@ -125,3 +125,10 @@ _SGD = {
     "name": "dp-sgd",
     "parameters": {"noise_multiplier": 9.0, "sampling_probability": 0.01, "steps": 10, "clip_norm": 1.0},
 }
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_nor_does_whoever_has_the_database(service: Local, text: str) -> None:
+    for name, reason in ((text, None), ("nightly", text)):
+        with pytest.raises(ValueError, match="control character"):
+            keys.create(service.parts.database, name=name, roles=["pipeline"], reason=reason)

@@ -1,5 +1,6 @@
 """`stint run` from nothing to a running service and back: what it prints, and that nothing is left behind."""
 
+import fcntl
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.store import embedded as embedded_module
+from service.store.embedded import embedded
 from tests.service.terminal import command, lines_until, servers_of, short_folder, stop
 
 pytestmark = pytest.mark.slow
@@ -170,6 +173,19 @@ def test_who_comes_while_the_database_is_stopped_has_it_started_again(folder: Pa
     said = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said
     assert not servers_of(folder)
+
+
+def test_a_database_that_nobody_shares_is_not_waited_for_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process of an earlier version holds it."""
+    monkeypatch.setattr(embedded_module, "_PATIENCE_SECONDS", 0.2)
+    folder.mkdir(exist_ok=True)
+    with (folder / "postgres.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(subprocess.SubprocessError, match="does not let go"), embedded(folder / "postgres"):
+            pass
+    assert not (folder / "postgres" / "PG_VERSION").exists()
 
 
 def test_an_unreachable_database_is_one_line(folder: Path) -> None:

@@ -108,6 +108,27 @@ def test_each_charge_and_each_price_counts_its_own(call: Caller) -> None:
     call.verify(name)
 
 
+def test_a_pipeline_is_told_how_many_were_left_out_and_not_who(service: Local, call: Caller) -> None:
+    """Ranges that overlap cut out single people: counts of each part would say who had too little left."""
+    name = call.population(count=60, epsilon=1.0, on_exhausted="trim")
+    call.propose(name, ({"ranges": [[0, 1], [13, 14]]}, pure(0.99)))
+    charges = [({"ranges": [[start, start + 10], [20, 60]]}, pure(0.02)) for start in range(8)]
+    release = call.propose(name, *charges)["id"]
+    told = call.ok("GET", f"/v1/releases/{release}", **key(service, "pipeline"))
+    assert (told["decision"]["datapoints"], told["decision"]["trimmed"]) == (57, 2)
+    assert told["quotes_charged"] is None
+    assert {each["charged"] for each in told["charges"]} == {None}
+    page = words(call("GET", f"/releases/{release}", **key(service, "pipeline")).text)
+    assert "Asked for 57; charged to 55; 2 left out" in page
+    assert "To 50 users" in page
+    assert ", without those who were left out" in page
+    shown = call.ok("GET", f"/v1/releases/{release}", **key(service, "auditor"))
+    assert 0 in shown["quotes_charged"]
+    assert {each["charged"] for each in shown["charges"]} == {49, 50}
+    few = call.propose(name, ({"ranges": [[20, 60]]}, pure(0.01)))["id"]  # nobody is left out of it
+    assert call.ok("GET", f"/v1/releases/{few}", **key(service, "pipeline"))["quotes_charged"] == [40]
+
+
 def test_of_a_denied_release_nobody_was_charged(call: Caller) -> None:
     """Refused for something else than the budget, it would have left people out."""
     name = call.population(count=100, epsilon=1.0, on_exhausted="trim")
