@@ -232,7 +232,8 @@ def _answer(seen: Sequence[dict[str, Any]], verified: Mapping[str, dict[str, Any
     hollow = [each["name"] for each in seen if each["hollow"]]
     people = sum(each["datapoints"] for each in seen)
     invented = sum(each["datapoints"] for each in seen if each["is_made_up"])
-    made_up = f", {invented:,} of which are made up," if invented else ""
+    which = "all" if invented == people else f"{invented:,}"
+    made_up = f", {which} of them made up," if invented else ""
     where = f"the population {seen[0]['name']}" if len(seen) == 1 else f"all {len(seen):,} populations"
     if reasons:
         answer, sentence = "no", f"Not for certain: {'; '.join(reasons)}."
