@@ -70,7 +70,12 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(
     assert "false" not in printed(call, parts, release, tmp_path, capsys)
     assert call.ok("GET", f"/v1/populations/{population}")["promise"]["proof_status"] == "proved"
 
+    assert '<div class="verdict good">' in call("GET", f"/releases/{release}").text
+    voided = call.ok("POST", "/v1/releases", {**asked, "scope": {"ranges": [[0, 20]]}})["id"]
+    call.ok("POST", f"/v1/releases/{voided}/void", {"reason": "never ran"})
     audit = violated(call, parts, population)
+    assert '<div class="verdict bad">' in call("GET", f"/releases/{release}").text
+    assert '<div class="verdict plain">' in call("GET", f"/releases/{voided}").text
     after = predicate(call, release)
     for each in after["guarantee"].values():
         assert (each["proof_status"], each["bound"], each["epsilon_upper"]) == ("refuted", "none", None)
@@ -94,6 +99,7 @@ def test_what_an_audit_refuted_has_no_bound_until_it_is_lifted(
         assert f"Audit <code>{audit}</code>" in page
 
     call.ok("PUT", f"/v1/populations/{population}/policy", {"reason": "mended", "lift": [audit]})
+    assert '<div class="verdict good">' in call("GET", f"/releases/{release}").text
     lifted = predicate(call, release)
     assert lifted["guarantee"] == before["guarantee"]
     assert [(each["audit"], each["lifted"]) for each in lifted["violations"]] == [(audit, True)]
