@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, expect, sync_playwright
 
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.0.min.js"
 SCREENSHOTS = Path(__file__).resolve().parents[2] / ".screenshots"
@@ -59,6 +59,16 @@ def launched() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def pictured(page: Page, name: str) -> None:
+    """A picture of the whole page. A busy browser says now and then that it cannot, and can when asked again."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    path = SCREENSHOTS / f"{name}.png"
+    try:
+        page.screenshot(path=path, full_page=True, animations="disabled")
+    except Error:
+        page.screenshot(path=path, full_page=True, animations="disabled")
 
 
 def _runs_scripts(name: str) -> bool:
@@ -164,5 +174,4 @@ class Sight:
     def photograph(self, name: str) -> None:
         """For people to look at, with all that the page fetches after it was opened."""
         expect(self.page.locator(".htmx-request")).to_have_count(0)
-        SCREENSHOTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=SCREENSHOTS / f"{name}-{self.name}.png", full_page=True, animations="disabled")
+        pictured(self.page, f"{name}-{self.name}")

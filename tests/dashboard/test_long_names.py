@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.dashboard.browser import SCREENSHOTS, SIGHTS, Sight
+from tests.dashboard.browser import SIGHTS, Sight, pictured
 from tests.dashboard.house import LONG, LONG_TASK, TINY, long_names
 from tests.dashboard.test_print import CUT_OFF
 
@@ -90,7 +90,7 @@ def test_long_names_fit_on_paper(name: str, windows: dict[str, Sight]) -> None:
     page.emulate_media(media="print")
     page.set_viewport_size(PAPER)
     try:
-        page.screenshot(path=SCREENSHOTS / f"paper-long-{name}.png", full_page=True, animations="disabled")
+        pictured(page, f"paper-long-{name}")
         assert page.evaluate(CUT_OFF) == []
         assert page.evaluate(_SIDEWAYS) == []
         assert page.evaluate(_BROKEN) == []

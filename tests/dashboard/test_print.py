@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dashboard.browser import SCREENSHOTS, Sight
+from tests.dashboard.browser import Sight, pictured
 from tests.dashboard.house import CLINIC, WARD, House
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def test_a_page_can_be_printed_and_filed(name: str, sight: Sight, house: House, 
     page.wait_for_load_state("networkidle")
     page.emulate_media(media="print")
     try:
-        SCREENSHOTS.mkdir(exist_ok=True)
-        page.screenshot(path=SCREENSHOTS / f"paper-{name}.png", full_page=True, animations="disabled")
+        pictured(page, f"paper-{name}")
         words = page.locator("body").inner_text()
         assert re.search(r"Printed 20\d\d-\d\d-\d\d \d\d:\d\d UTC from " + re.escape(house.url + path(house)), words)
         for dangling in ("as JSON", "The same data", "Sign out", "Filter", "Show the numbers", "New version…"):
