@@ -67,9 +67,8 @@ def _seen(parts: Parts, name: str, head: bytes) -> dict[str, Any]:
 def told(glanced: Mapping[str, Any], by: Actor) -> dict[str, Any]:
     """A glance as this key may take it: without the numbers of a few, and how many are over the policy.
 
-    That somebody has little left, and in how many tasks nothing is left of their own budget, is said in a word to
-    everybody: whoever proposes is told so too. What is kept of a
-    glance is for all keys, so this comes after it.
+    That somebody has little left, and in how many tasks nothing is left of their own budget, is said to everybody:
+    whoever proposes is told so too. What is kept of a glance is for all keys, so this comes after it.
     """
     if by.sees_individuals:
         return dict(glanced)

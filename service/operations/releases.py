@@ -563,9 +563,8 @@ def detail(
         "decision": shown
         if may_read(by, datapoints=read_of(decision), proposer=body["actor"])
         else without_readings(shown),
-        "quotes_charged": list(to.quotes)
-        if is_counted
-        else None,  # beside the decision, which is read again as it was told
+        # Beside the decision, which is read again as it was told.
+        "quotes_charged": list(to.quotes) if is_counted else None,
         "findings": [finding.to_json() for finding in against(each for _, each in entries).findings],
         "audit": _looked(entries),
         "policy": body["policy"],
